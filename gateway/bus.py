@@ -1,0 +1,60 @@
+"""The seam between a gateway and its broker: what a gateway may ask, and what it is told.
+
+``tensorbus.embedded`` joins both in one process by plain calls; a scaled stack joins them by ZeroMQ. Everything runs
+on the gateway's event loop; no call blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocol.messages import Request, Response
+from protocol.signature import IndexEntry, Signature
+from protocol.statistics import ModelStatistics
+
+Frames = Sequence[memoryview | bytes]
+
+
+class ReplySink(Protocol):
+    """Where the replies to a request go."""
+
+    def on_response(self, response: Response, origin: str, frames: Frames) -> None:
+        """One response; ``final`` is set on the last, after which the request's input lease is over unless
+        ``retained``. ``frames`` hold the outputs that are not in shared memory. The sink must release
+        ``response.lease`` (if not 0) to ``origin`` once it has read the outputs."""
+
+    def on_inputs_released(self) -> None:
+        """The lease of a request whose final response was ``retained`` is over now."""
+
+
+class Bus(Protocol):
+    """The broker as a gateway sees it. Lookups raise ServingError with Triton's texts."""
+
+    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
+        """Queue a request. Exactly one final response follows, an error if need be; never synchronously."""
+
+    def cancel(self, request_id: int) -> None:
+        """The client is gone: drop the request if still queued. Its final response still follows."""
+
+    def release(self, origin: str, lease: int) -> None:
+        """The outputs of a response have been read."""
+
+    def signature(self, model: str, version: int) -> Signature:
+        """A READY version, the highest one for -1. Raises NotFound or Unavailable."""
+
+    def versions(self, model: str) -> list[int]:
+        """The READY versions, ascending. Raises NotFound."""
+
+    def live(self) -> bool: ...
+
+    def ready(self) -> bool: ...
+
+    def model_ready(self, model: str, version: int) -> bool:
+        """Raises NotFound for a model or version that is not known."""
+
+    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
+        """"" = all models, -1 = all versions. Raises InvalidArgument."""
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        """Rows sorted by name; only READY ones with ``ready``."""

@@ -1,0 +1,37 @@
+"""MessagePack by msgspec, typed: bytes become a message or a ProtocolError here and nowhere else.
+
+For gateway and broker. Stubs use plain msgpack (stub/codec.py); a test proves that both write the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.errors import ProtocolError
+from protocol.messages import Configured, Failed, Goodbye, Hello, Log, Ready, Results, ToBroker, ToStub
+
+_ENCODER = msgspec.msgpack.Encoder()
+encode_to_stub = _ENCODER.encode  # a ToStub message to bytes
+
+_FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    message.KIND: msgspec.msgpack.Decoder(message)
+    for message in (Hello, Ready, Configured, Failed, Results, Log, Goodbye)
+}
+
+
+def decode_from_stub(data: bytes | memoryview) -> ToBroker:
+    """One header frame from a stub. Raises ProtocolError."""
+    # [fixarray, fixstr of length 1, kind, ...]: the kind is the third byte of every message.
+    decoder = _FROM_STUB.get(chr(data[2])) if len(data) > 2 else None
+    if decoder is None:
+        raise ProtocolError("unknown message kind")
+    try:
+        message: ToBroker = decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(str(error)) from error
+    return message
+
+
+__all__ = ["ToStub", "decode_from_stub", "encode_to_stub"]

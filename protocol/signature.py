@@ -1,0 +1,39 @@
+"""What a gateway must know of a model version to check and answer requests; made by the broker from its config."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Tuple
+
+
+class TensorSpec(NamedTuple):
+    """An input or output as configured. ``dims`` has no batch dimension; -1 is variable."""
+
+    name: str
+    datatype: str  # wire name, e.g. "FP32"
+    dims: Tuple[int, ...]
+    optional: bool = False
+    ragged: bool = False
+    reshape: Optional[Tuple[int, ...]] = None  # what the model sees instead of dims
+
+
+class Signature(NamedTuple):
+    """One loaded model version."""
+
+    model: str
+    version: int
+    platform: str  # config platform, else the backend
+    max_batch_size: int
+    decoupled: bool
+    inputs: Tuple[TensorSpec, ...]
+    outputs: Tuple[TensorSpec, ...]
+    config_json: str  # the config endpoint's body
+    config_proto: bytes  # serialized inference.ModelConfig
+
+
+class IndexEntry(NamedTuple):
+    """One row of the repository index; version 0 with state "" = known but never loaded."""
+
+    name: str
+    version: int
+    state: str  # UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING
+    reason: str = ""

@@ -1,0 +1,38 @@
+"""The statistics extension's figures (KServe v2 / Triton), as the broker answers and the fronts print them."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple
+
+
+class Duration(NamedTuple):
+    count: int
+    ns: int
+
+
+class InferStatistics(NamedTuple):
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class BatchStatistics(NamedTuple):
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelStatistics(NamedTuple):
+    name: str
+    version: int
+    last_inference_ms: int  # since the epoch; 0 = none
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    batch_stats: List[BatchStatistics]
