@@ -54,7 +54,7 @@ class Bus(Protocol):
         """Raises NotFound for a model or version that is not known."""
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
-        """"" = all models, -1 = all versions. Raises InvalidArgument."""
+        """All models for an empty name, all versions for -1. Raises InvalidArgument."""
 
     def index(self, ready: bool) -> list[IndexEntry]:
         """Rows sorted by name; only READY ones with ``ready``."""

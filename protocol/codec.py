@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 
 from protocol.errors import ProtocolError
-from protocol.messages import Configured, Failed, Goodbye, Hello, Log, Ready, Results, ToBroker, ToStub
+from protocol.messages import TO_BROKER, ToBroker
 
 _ENCODER = msgspec.msgpack.Encoder()
 encode_to_stub = _ENCODER.encode  # a ToStub message to bytes
 
 _FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    message.KIND: msgspec.msgpack.Decoder(message)
-    for message in (Hello, Ready, Configured, Failed, Results, Log, Goodbye)
+    kind: msgspec.msgpack.Decoder(message) for kind, message in TO_BROKER.items()
 }
 
 
@@ -32,6 +31,3 @@ def decode_from_stub(data: bytes | memoryview) -> ToBroker:
     except msgspec.DecodeError as error:
         raise ProtocolError(str(error)) from error
     return message
-
-
-__all__ = ["ToStub", "decode_from_stub", "encode_to_stub"]

@@ -6,7 +6,7 @@ A message names the model, the instance or the input at fault, never a segment, 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Type
+from typing import Dict, Type
 
 
 class ErrorKind(IntEnum):
@@ -73,13 +73,12 @@ class Cancelled(ServingError):
     kind = ErrorKind.CANCELLED
 
 
-_BY_KIND = {leaf.kind: leaf for leaf in ServingError.__subclasses__()}
+_BY_KIND: Dict[int, Type[ServingError]] = {leaf.kind: leaf for leaf in ServingError.__subclasses__()}
 
 
 def error_of(kind: int, text: str) -> ServingError:
     """The leaf for a kind that came over the wire; an unknown number becomes the root (UNKNOWN)."""
-    leaf: Type[ServingError] = _BY_KIND.get(ErrorKind(kind) if kind in ErrorKind._value2member_map_ else ErrorKind.UNKNOWN, ServingError)
-    return leaf(text)
+    return _BY_KIND.get(kind, ServingError)(text)
 
 
 class ProtocolError(Exception):

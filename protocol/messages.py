@@ -6,7 +6,7 @@ ZeroMQ frames. Standard library only (Python 3.9). Times are int nanoseconds. Ne
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 VERSION = 1  # of the protocol; a peer that says another one in Hello is refused
 
@@ -72,7 +72,6 @@ class Load(NamedTuple):
     """Answer to Hello: load this model. ``mode`` is "serve", or "auto_complete" for the throw-away process that only
     runs ``auto_complete_config``. ``args`` is the dictionary for ``initialize`` (all values str)."""
 
-    KIND = "L"
     kind: str
     mode: str
     model_file: str  # path of model.py
@@ -91,7 +90,6 @@ class Batch(NamedTuple):
 class Execute(NamedTuple):
     """Work, in order, and the leases of earlier responses that their reader has done with (either may be empty)."""
 
-    KIND = "E"
     kind: str
     batches: List[Batch]
     released: List[int]
@@ -100,7 +98,6 @@ class Execute(NamedTuple):
 class Finish(NamedTuple):
     """Call ``finalize``, say Goodbye, exit."""
 
-    KIND = "F"
     kind: str
 
 
@@ -110,7 +107,6 @@ class Finish(NamedTuple):
 class Hello(NamedTuple):
     """First message of a stub. Its ZeroMQ routing id is the instance's key, given by the launcher."""
 
-    KIND = "H"
     kind: str
     version: int
     pid: int
@@ -120,7 +116,6 @@ class Ready(NamedTuple):
     """The instance has initialised. ``nonce`` is what it read at Load.probe, b"" if it could not; ``segment`` is the
     one whose header carries its status word ("" without shared memory)."""
 
-    KIND = "R"
     kind: str
     nonce: bytes
     segment: str
@@ -129,7 +124,6 @@ class Ready(NamedTuple):
 class Configured(NamedTuple):
     """The configuration (JSON text) as ``auto_complete_config`` left it; ends an "auto_complete" process."""
 
-    KIND = "C"
     kind: str
     config: str
 
@@ -137,7 +131,6 @@ class Configured(NamedTuple):
 class Failed(NamedTuple):
     """Loading failed; the stub exits after it. ``error`` is an ErrorKind number, ``text`` the client's text."""
 
-    KIND = "X"
     kind: str
     error: int
     text: str
@@ -157,7 +150,6 @@ class Executed(NamedTuple):
 class Results(NamedTuple):
     """Executed batches in order, and requests whose retained input lease has ended (either may be empty)."""
 
-    KIND = "S"
     kind: str
     executed: List[Executed]
     released: List[int]
@@ -166,7 +158,6 @@ class Results(NamedTuple):
 class Log(NamedTuple):
     """A line for the server's log: pb_utils.Logger, or the stub's own. ``level`` is "I", "W", "E" or "V"."""
 
-    KIND = "G"
     kind: str
     level: str
     file: str
@@ -177,10 +168,24 @@ class Log(NamedTuple):
 class Goodbye(NamedTuple):
     """``finalize`` has returned (``error`` "" or its text); the process exits now."""
 
-    KIND = "B"
     kind: str
     error: str
 
 
+# The first element of each message on the wire.
+LOAD, EXECUTE, FINISH = "L", "E", "F"
+HELLO, READY, CONFIGURED, FAILED, RESULTS, LOG, GOODBYE = "H", "R", "C", "X", "S", "G", "B"
+
 ToStub = Union[Load, Execute, Finish]
 ToBroker = Union[Hello, Ready, Configured, Failed, Results, Log, Goodbye]
+
+TO_STUB: Dict[str, Any] = {LOAD: Load, EXECUTE: Execute, FINISH: Finish}
+TO_BROKER: Dict[str, Any] = {
+    HELLO: Hello,
+    READY: Ready,
+    CONFIGURED: Configured,
+    FAILED: Failed,
+    RESULTS: Results,
+    LOG: Log,
+    GOODBYE: Goodbye,
+}
