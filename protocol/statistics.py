@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple
+from dataclasses import dataclass
+from typing import List
 
 
-class Duration(NamedTuple):
+@dataclass(frozen=True)
+class Duration:
     count: int
     ns: int
 
 
-class InferStatistics(NamedTuple):
+@dataclass(frozen=True)
+class InferStatistics:
     success: Duration
     fail: Duration
     queue: Duration
@@ -21,14 +24,16 @@ class InferStatistics(NamedTuple):
     cache_miss: Duration
 
 
-class BatchStatistics(NamedTuple):
+@dataclass(frozen=True)
+class BatchStatistics:
     batch_size: int
     compute_input: Duration
     compute_infer: Duration
     compute_output: Duration
 
 
-class ModelStatistics(NamedTuple):
+@dataclass(frozen=True)
+class ModelStatistics:
     name: str
     version: int
     last_inference_ms: int  # since the epoch; 0 = none
