@@ -1,0 +1,337 @@
+"""The transport-free data plane: both fronts hand it an InferCall and get Replies back.
+
+It validates, puts the input tensors in shared memory, submits to the broker and gives outputs as views. It knows
+neither HTTP nor gRPC. Everything runs on the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.bus import Bus, Frames
+from gateway.validation import Checker
+from protocol.errors import InternalError, ServingError, error_of
+from protocol.messages import Handle, Parameters, Request, Response, TensorRef
+from protocol.signature import IndexEntry, Signature, TensorSpec
+from protocol.statistics import ModelStatistics
+from shm.errors import BadHandle, BadSegment, ShmFull
+
+if TYPE_CHECKING:
+    from shm.store import Block, Reader, Store
+
+SERVER_VERSION = "2.73.0"  # the Triton release whose behaviour we follow: clients parse major.minor
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class InputTensor(NamedTuple):
+    """An input in KServe's binary form (BYTES elements length-prefixed). ``shape`` is the client's, batch dimension
+    included. ``offset`` >= 0: the bytes already lie in the call's block at that offset (and ``data`` views them)."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes | memoryview
+    offset: int = -1
+
+
+@dataclass(slots=True)
+class InferCall:
+    """One request of a client. ``infer`` takes over ``block`` even when it raises."""
+
+    model: str
+    version: int  # -1 = the highest READY one
+    inputs: list[InputTensor]
+    request_id: str = ""
+    outputs: list[str] = field(default_factory=list)  # requested names; [] = all
+    parameters: Parameters = field(default_factory=dict)
+    correlation_id: int | str = 0
+    flags: int = 0  # 1 = sequence start, 2 = sequence end
+    priority: int = 0
+    timeout_us: int = 0
+    block: Block | None = None  # where inputs with an offset lie
+    signature: Signature | None = None  # when the front has looked it up already
+
+
+class OutputTensor(NamedTuple):
+    """An output in binary form. A memoryview is valid until ``Reply.release``."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview | bytes
+
+
+class Reply:
+    """One response. ``release`` must be called once the outputs have been read; calling it again is harmless."""
+
+    __slots__ = ("_bus", "_lease", "_origin", "error", "final", "outputs", "parameters", "request_id", "signature")
+
+    def __init__(
+        self,
+        signature: Signature,
+        request_id: str,
+        outputs: list[OutputTensor],
+        parameters: Parameters,
+        error: ServingError | None,
+        final: bool,
+        bus: Bus,
+        origin: str,
+        lease: int,
+    ) -> None:
+        self.signature = signature
+        self.request_id = request_id
+        self.outputs = outputs
+        self.parameters = parameters
+        self.error = error
+        self.final = final
+        self._bus = bus
+        self._origin = origin
+        self._lease = lease
+
+    def release(self) -> None:
+        lease = self._lease
+        if lease:
+            self._lease = 0
+            self._bus.release(self._origin, lease)
+
+
+Sink = Callable[[Reply], None]
+
+
+class ServerMetadata(NamedTuple):
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class TensorMetadata(NamedTuple):
+    """``shape`` has a leading -1 for a batching model."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(NamedTuple):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class _Pending:
+    """A submitted request: the ReplySink that turns Responses into Replies and ends the input lease."""
+
+    __slots__ = ("blocks", "id", "plane", "request_id", "signature", "sink")
+
+    def __init__(
+        self, plane: DataPlane, id: int, blocks: list[Block], signature: Signature, request_id: str, sink: Sink
+    ) -> None:
+        self.plane = plane
+        self.id = id
+        self.blocks = blocks
+        self.signature = signature
+        self.request_id = request_id
+        self.sink: Sink | None = sink  # None once cancelled
+
+    def on_response(self, response: Response, origin: str, frames: Frames) -> None:
+        plane = self.plane
+        if response.final:
+            plane.pending.pop(self.id, None)
+            if not response.retained:
+                self.on_inputs_released()
+        sink = self.sink
+        if sink is None:
+            if response.lease:
+                plane.bus.release(origin, response.lease)
+            return
+        outputs: list[OutputTensor] = []
+        error: ServingError | None = None
+        if response.error is not None:
+            error = error_of(*response.error)
+        else:
+            try:
+                view = plane.reader.view
+                for name, datatype, shape, place in response.outputs:
+                    data = frames[place] if isinstance(place, int) else view(*place)
+                    outputs.append(OutputTensor(name, datatype, shape, data))
+            except (BadHandle, BadSegment, IndexError):
+                outputs.clear()
+                error = InternalError(f"failed to read the outputs of model '{self.signature.model}'")
+        sink(
+            Reply(
+                self.signature,
+                self.request_id,
+                outputs,
+                response.parameters,
+                error,
+                response.final,
+                plane.bus,
+                origin,
+                response.lease,
+            )
+        )
+
+    def on_inputs_released(self) -> None:
+        for block in self.blocks:
+            self.plane.store.free(block)
+        self.blocks = []
+
+
+class DataPlane:
+    """Invariant: an input block is freed exactly once, when its request's lease ends or ``infer`` raises."""
+
+    def __init__(self, bus: Bus, store: Store, reader: Reader, server_id: str) -> None:
+        self.bus = bus
+        self.store = store
+        self.reader = reader
+        self.pending: dict[int, _Pending] = {}
+        self._server_id = server_id
+        self._ids = count(1)
+        self._checkers: dict[tuple[str, int], Checker] = {}
+
+    # --- inference ----------------------------------------------------------------------------------------------
+
+    def infer(self, call: InferCall, sink: Sink) -> int:
+        """Validate, place and submit; returns the id for ``cancel``. Raises ServingError. The sink is never called
+        before ``infer`` returns; it gets exactly one Reply with ``final`` set unless the request is cancelled."""
+        blocks: list[Block] = [] if call.block is None else [call.block]
+        try:
+            signature = call.signature or self.bus.signature(call.model, call.version)
+            shapes = self.checker(signature).check(call)
+            id = next(self._ids)
+            frames: list[memoryview | bytes] = []
+            request = Request(
+                id,
+                signature.model,
+                signature.version,
+                self._place(call, shapes, blocks, frames),
+                call.request_id,
+                call.outputs,
+                call.parameters,
+                call.correlation_id,
+                call.flags,
+                call.priority,
+                call.timeout_us,
+            )
+            pending = _Pending(self, id, blocks, signature, call.request_id, sink)
+            self.bus.submit(request, frames, pending)
+        except ServingError:
+            for block in blocks:
+                self.store.free(block)
+            raise
+        self.pending[id] = pending
+        return id
+
+    def cancel(self, id: int) -> None:
+        """The client is gone. The sink is not called again; memory is freed when the broker answers."""
+        pending = self.pending.pop(id, None)
+        if pending is not None:
+            pending.sink = None
+            self.bus.cancel(id)
+
+    def checker(self, signature: Signature) -> Checker:
+        """The validation of a model version, made once per signature."""
+        key = (signature.model, signature.version)
+        checker = self._checkers.get(key)
+        if checker is None or checker.signature is not signature:
+            checker = self._checkers[key] = Checker(signature)
+        return checker
+
+    def _place(
+        self,
+        call: InferCall,
+        shapes: list[tuple[int, ...]],
+        blocks: list[Block],
+        frames: list[memoryview | bytes],
+    ) -> list[TensorRef]:
+        """All inputs that are not in the call's block go to one new block, each 64-byte aligned; to frames if full."""
+        total = 0
+        for tensor in call.inputs:
+            if tensor.offset < 0:
+                total += (len(tensor.data) + 63) & ~63
+        block: Block | None = None
+        try:
+            block = self.store.allocate(total or 64)
+            blocks.append(block)
+        except ShmFull:
+            pass
+        refs: list[TensorRef] = []
+        position = 0
+        place: Handle | int
+        for tensor, shape in zip(call.inputs, shapes, strict=True):
+            data = tensor.data
+            nbytes = len(data)
+            if tensor.offset >= 0 and call.block is not None:
+                place = Handle(call.block.segment, call.block.offset + tensor.offset, nbytes)
+            elif block is not None:
+                block.view[position : position + nbytes] = data
+                place = Handle(block.segment, block.offset + position, nbytes)
+                position += (nbytes + 63) & ~63
+            else:
+                place = len(frames)
+                frames.append(bytes(data))  # a view may be of a buffer that its front reuses
+            refs.append(TensorRef(tensor.name, tensor.datatype, shape, place))
+        return refs
+
+    # --- everything else ----------------------------------------------------------------------------------------
+
+    def server_live(self) -> bool:
+        return self.bus.live()
+
+    def server_ready(self) -> bool:
+        return self.bus.ready()
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata(self._server_id, SERVER_VERSION, EXTENSIONS)
+
+    def signature(self, model: str, version: int) -> Signature:
+        """Raises NotFound or Unavailable. ``config_json`` and ``config_proto`` are the config endpoints' bodies."""
+        return self.bus.signature(model, version)
+
+    def model_ready(self, model: str, version: int) -> bool:
+        """Raises NotFound."""
+        return self.bus.model_ready(model, version)
+
+    def model_metadata(self, model: str, version: int) -> ModelMetadata:
+        """Raises NotFound or Unavailable."""
+        signature = self.bus.signature(model, version)
+        versions = [version] if version != -1 else self.bus.versions(model)
+        lead = (-1,) if signature.max_batch_size > 0 else ()
+
+        def described(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
+            return [TensorMetadata(spec.name, spec.datatype, lead + spec.dims) for spec in specs]
+
+        return ModelMetadata(
+            signature.model,
+            [str(number) for number in versions],
+            signature.platform,
+            described(signature.inputs),
+            described(signature.outputs),
+        )
+
+    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
+        """All models for an empty name, all versions for -1. Raises InvalidArgument."""
+        return self.bus.statistics(model, version)
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        """Rows sorted by name."""
+        return self.bus.index(ready)
