@@ -1,0 +1,139 @@
+"""The figures of each model version: plain ints that the broker increments and the exposition and statistics read.
+
+On the hot path, hence no Prometheus objects, locks or labels here: one event loop writes, any thread may read. A
+reader may see one request in one counter and not yet in the next; each single figure is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
+FAILURE_REASONS = (BACKEND, CANCELED, OTHER, REJECTED)  # Triton's spelling; each is exposed from the start
+
+
+class BatchRecord:
+    """The executions of one batch size (statistics extension, ``batch_stats``)."""
+
+    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+
+
+class ModelRecorder:
+    """One loaded model version. Lives as long as its load: a reload starts at 0 with a new one.
+
+    A request ends in exactly one of ``succeeded`` or ``failed``; one that validation or a full queue turned away ends
+    in neither. ``pending`` is up at ``queued`` and down at ``dequeued``, however the request leaves the queue.
+    """
+
+    __slots__ = (
+        "batches",
+        "compute_infer_ns",
+        "compute_input_ns",
+        "compute_output_ns",
+        "execution_count",
+        "fail_count",
+        "fail_ns",
+        "failures",
+        "inference_count",
+        "last_inference_ms",
+        "load_duration_s",
+        "model",
+        "pending",
+        "queue_ns",
+        "restarts",
+        "success",
+        "success_ns",
+        "tags",
+        "version",
+    )
+
+    def __init__(self, model: str, version: int, tags: Mapping[str, str] | None = None) -> None:
+        """``tags`` are the configuration's metric_tags."""
+        self.model = model
+        self.version = version
+        self.tags = dict(tags or {})
+        self.pending = 0
+        self.success = 0
+        self.success_ns = 0
+        self.queue_ns = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.fail_count = 0
+        self.fail_ns = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.last_inference_ms = 0
+        self.batches: dict[int, BatchRecord] = {}
+        self.load_duration_s: float | None = None  # set when the version is READY
+        self.restarts = 0  # of its stub processes
+
+    def queued(self) -> None:
+        self.pending += 1
+
+    def dequeued(self) -> None:
+        self.pending -= 1
+
+    def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """One call of the model, failed or not; ``batch_size`` sums over its requests (1 each without batching)."""
+        self.execution_count += 1
+        batch = self.batches.get(batch_size)
+        if batch is None:
+            batch = self.batches[batch_size] = BatchRecord()
+        batch.count += 1
+        batch.input_ns += input_ns
+        batch.infer_ns += infer_ns
+        batch.output_ns += output_ns
+
+    def succeeded(
+        self, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, now_ms: int
+    ) -> None:
+        """A request was answered. The compute times are its batch's, charged in full; ``now_ms`` is the wall clock
+        (since the epoch) at which its execution started."""
+        self.success += 1
+        self.inference_count += batch_size
+        self.success_ns += total_ns
+        self.queue_ns += queue_ns
+        self.compute_input_ns += input_ns
+        self.compute_infer_ns += infer_ns
+        self.compute_output_ns += output_ns
+        self.last_inference_ms = now_ms
+
+    def failed(self, reason: str, total_ns: int) -> None:
+        """A request ended with an error; ``reason`` is one of FAILURE_REASONS."""
+        self.failures[reason] += 1
+        self.fail_count += 1
+        self.fail_ns += total_ns
+
+    def check(self) -> None:
+        """Raises AssertionError when the figures contradict each other."""
+        assert self.pending >= 0, self.pending
+        assert sum(self.failures.values()) == self.fail_count, self.failures
+        assert sum(batch.count for batch in self.batches.values()) == self.execution_count
+        assert self.inference_count >= self.success
+
+
+class Recorder:
+    """The recorders of all loaded model versions, in order of model and version."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, int], ModelRecorder] = {}
+
+    def add(self, recorder: ModelRecorder) -> None:
+        """Expose a version's figures, in place of those of an earlier load of the same version."""
+        self._models[recorder.model, recorder.version] = recorder
+
+    def remove(self, model: str, version: int) -> None:
+        """The version is unloaded: its figures vanish. Unknown ones are fine (a load that failed)."""
+        self._models.pop((model, version), None)
+
+    def __iter__(self) -> Iterator[ModelRecorder]:
+        # sorted() takes a snapshot of the items in one step, so the endpoint's thread never sees a dict change size.
+        return iter([recorder for _, recorder in sorted(self._models.items())])
