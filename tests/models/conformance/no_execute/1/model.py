@@ -1,0 +1,6 @@
+"""Lacks ``execute``: it loads, and fails when asked."""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pass
