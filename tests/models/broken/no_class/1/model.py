@@ -1,0 +1,5 @@
+"""Has no TritonPythonModel."""
+
+
+class SomethingElse:
+    pass
