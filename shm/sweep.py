@@ -1,0 +1,74 @@
+"""Removes what dead processes have left. Told by the header, never by the name alone: pids are used again."""
+
+from __future__ import annotations
+
+import os
+from typing import List, Optional
+
+from .errors import BadSegment
+from .segment import HEADER_NBYTES, NAME, Owner, parse_header, read_stat, this_owner
+
+
+def sweep(directory: str, pid: Optional[int] = None) -> List[str]:
+    """Unlink the segments whose owner is certainly dead (only those of ``pid`` if given) and return their names.
+
+    A process that has been killed still counts as alive until its exit is complete.
+    """
+    here = this_owner()
+    prefix = "tensorbus-" if pid is None else "tensorbus-{}-".format(pid)
+    swept = []
+    for name in _names(directory):
+        path = os.path.join(directory, name)
+        if name.startswith(prefix) and NAME.fullmatch(name) and _is_dead(_owner(path), here) and _unlink(path):
+            swept.append(name)
+    return swept
+
+
+def _names(directory: str) -> List[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _owner(path: str) -> Optional[Owner]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return parse_header(os.read(fd, HEADER_NBYTES))
+    except (OSError, BadSegment):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _is_dead(owner: Optional[Owner], here: Owner) -> bool:
+    """False whenever we cannot know: another boot, or another pid namespace (a container that shares the folder)."""
+    if owner is None or owner[2:] != here[2:]:
+        return False
+    try:
+        state, start = read_stat(owner.pid)
+    except OSError:
+        return not _exists(owner.pid)
+    return start != owner.start or state in "ZX"
+
+
+def _exists(pid: int) -> bool:
+    """For systems without /proc; a pid in use again counts as its old owner."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
