@@ -1,0 +1,130 @@
+"""What the core is told (events) and what it answers (actions for the shell to carry out)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Union
+
+from broker.model import VersionSource
+from broker.queue import Frames, Pending
+from protocol.messages import Request, Response, ToBroker, ToStub
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+class Submitted(NamedTuple):
+    """A gateway hands over a request."""
+
+    request: Request
+    frames: Frames
+    sink: Any  # queue.Sink; mypy cannot hold a Protocol in a NamedTuple that is a dict key elsewhere
+
+
+class Cancelled(NamedTuple):
+    """The client of this request is gone."""
+
+    request: int
+
+
+class OutputsRead(NamedTuple):
+    """A gateway has read the outputs of a response."""
+
+    origin: str
+    lease: int
+
+
+class StubSaid(NamedTuple):
+    """A message came from a stub."""
+
+    key: str
+    message: ToBroker
+    frames: Frames
+
+
+class StubDied(NamedTuple):
+    """A stub process is gone. ``status`` is its exit code, or minus the signal; ``inside`` the Batch.id that was in
+    execute, 0 for none, None if its status word could not be read."""
+
+    key: str
+    status: int
+    inside: int | None
+
+
+class LoadModels(NamedTuple):
+    """Load these versions; those of one model stand or fall together."""
+
+    sources: list[VersionSource]
+
+
+class DeadlinePassed(NamedTuple):
+    """``next_deadline`` has come."""
+
+
+class StopServing(NamedTuple):
+    """Refuse new requests, answer those in flight, then finish every instance."""
+
+
+Event = Union[Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, DeadlinePassed, StopServing]
+
+# --- actions ----------------------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Send to a stub. Unless ``shared``, tensors by handle must be turned into inline frames first."""
+
+    key: str
+    message: ToStub
+    frames: Frames = ()
+    shared: bool = True
+
+
+class Answer(NamedTuple):
+    """Tell the request's gateway."""
+
+    pending: Pending
+    response: Response
+    origin: str = ""
+    frames: Frames = ()
+
+
+class InputsReleased(NamedTuple):
+    """The input lease of a request whose final response was ``retained`` is over."""
+
+    pending: Pending
+
+
+class Spawn(NamedTuple):
+    """Start a stub process with this routing id."""
+
+    key: str
+    title: str
+
+
+class Kill(NamedTuple):
+    key: str
+
+
+class Watch(NamedTuple):
+    """The stub's status word lies in the header of this segment."""
+
+    key: str
+    segment: str
+
+
+class Say(NamedTuple):
+    """Log. ``level`` is "info", "warning", "error" or "verbose"."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+class ModelSaid(NamedTuple):
+    """Log a line of the model's own, with its file and line."""
+
+    level: str
+    file: str
+    line: int
+    text: str
+
+
+Action = Union[Send, Answer, InputsReleased, Spawn, Kill, Watch, Say, ModelSaid]

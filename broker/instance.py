@@ -1,0 +1,158 @@
+"""The life of one model instance, across the processes that serve it one after the other.
+
+    STARTING --hello--> LOADING --ready--> READY --died--> BACKOFF --retry--> STARTING
+        |                  |                 |                |
+        +------died--------+--> BACKOFF      +--finish--> FINISHING --died--> GONE
+
+An instance is one Instance for the life of its model version; each of its processes has a key of its own, so a late
+message of a dead process is never taken for one of its successor. Nothing here does I/O or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import NamedTuple
+
+from broker.model_config import InstanceSpec
+from broker.queue import Pending
+from broker.settings import BrokerSettings
+from protocol.messages import Executed
+
+
+class InstanceState(Enum):
+    STARTING = "starting"  # a process was asked for; it has not said Hello
+    LOADING = "loading"  # Load was sent
+    READY = "ready"
+    BACKOFF = "backoff"  # its process died; the next one starts at retry_at
+    FINISHING = "finishing"  # Finish was sent, or its process is being killed for good
+    GONE = "gone"
+
+
+class InstanceEvent(Enum):
+    HELLO = "hello"
+    READY = "ready"
+    DIED = "died"
+    RETRY = "retry"
+    FINISH = "finish"
+
+
+_S, _E = InstanceState, InstanceEvent
+
+# What is not in the table is a fault of the peer or of ours, and raises.
+TABLE: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
+    (_S.STARTING, _E.HELLO): _S.LOADING,
+    (_S.STARTING, _E.DIED): _S.BACKOFF,
+    (_S.STARTING, _E.FINISH): _S.FINISHING,
+    (_S.LOADING, _E.READY): _S.READY,
+    (_S.LOADING, _E.DIED): _S.BACKOFF,
+    (_S.LOADING, _E.FINISH): _S.FINISHING,
+    (_S.READY, _E.DIED): _S.BACKOFF,
+    (_S.READY, _E.FINISH): _S.FINISHING,
+    (_S.BACKOFF, _E.RETRY): _S.STARTING,
+    (_S.BACKOFF, _E.FINISH): _S.GONE,
+    (_S.FINISHING, _E.DIED): _S.GONE,
+}
+
+
+class IllegalTransition(Exception):
+    """An event that the state does not know: the peer broke the protocol, or we did."""
+
+
+class Dispatched(NamedTuple):
+    """A batch that an instance holds."""
+
+    id: int
+    requests: list[Pending]
+    sent_ns: int
+
+
+class Instance:
+    """``outstanding`` is what it holds, in the order sent; only a READY or FINISHING instance holds anything."""
+
+    __slots__ = (
+        "deaths",
+        "execute_ns",
+        "failure",
+        "incarnation",
+        "index",
+        "outstanding",
+        "ready_since",
+        "released",
+        "retained",
+        "retry_at",
+        "shared",
+        "spec",
+        "state",
+    )
+
+    def __init__(self, spec: InstanceSpec, index: int) -> None:
+        self.spec = spec
+        self.index = index  # unique for the broker
+        self.incarnation = 0
+        self.state = InstanceState.STARTING
+        self.outstanding: deque[Dispatched] = deque()
+        self.retained: dict[int, Pending] = {}  # answered, but the model still looks at the inputs
+        self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
+        self.shared = False  # it proved that it shares our shared memory
+        self.failure = ""  # why its last process failed to load
+        self.deaths = 0  # in a row
+        self.ready_since = 0
+        self.retry_at = 0
+        self.execute_ns = 0  # estimate of one execution; 0 = none seen
+
+    @property
+    def key(self) -> str:
+        """The ZeroMQ routing id of its present process."""
+        return f"{self.index}.{self.incarnation}"
+
+    def on(self, event: InstanceEvent) -> InstanceState:
+        """The new state. Raises IllegalTransition."""
+        state = TABLE.get((self.state, event))
+        if state is None:
+            raise IllegalTransition(f"instance {self.spec.name}: {event.value} while {self.state.value}")
+        self.state = state
+        if state is InstanceState.STARTING:
+            self.incarnation += 1
+        return state
+
+    def back_off(self, now: int, settings: BrokerSettings) -> None:
+        """Sets ``retry_at``: at once after a death in service, then later and later while it keeps dying."""
+        if self.ready_since and now - self.ready_since >= settings.healthy_ns:
+            self.deaths = 0
+        self.deaths += 1
+        self.ready_since = 0
+        delay = settings.restart_delay_ns << min(self.deaths - 2, 16) if self.deaths > 1 else 0
+        self.retry_at = now + min(delay, settings.restart_delay_max_ns)
+
+    def take(self, executed: Executed) -> Dispatched:
+        """The executed batch: the oldest it holds, answered in full. Raises IllegalTransition."""
+        if not self.outstanding or self.outstanding[0].id != executed.batch:
+            raise IllegalTransition(f"instance {self.spec.name} answered batch {executed.batch} out of order")
+        dispatched = self.outstanding.popleft()
+        answered = [response.request for response in executed.responses]
+        if answered != [pending.request.id for pending in dispatched.requests]:
+            self.outstanding.appendleft(dispatched)
+            raise IllegalTransition(f"instance {self.spec.name} answered batch {executed.batch} with other requests")
+        return dispatched
+
+    def observe(self, execute_ns: int) -> None:
+        """Moves the estimate up at once and down slowly: a long execution must not be prefetched behind."""
+        estimate = self.execute_ns
+        self.execute_ns = execute_ns if execute_ns >= estimate else estimate - (estimate - execute_ns) // 8
+
+    def room(self, settings: BrokerSettings) -> int:
+        """How many more batches its process may hold if it is the only instance of its model.
+
+        Work goes ahead only as far as it is expected to be done within ``train_ns``: one message then carries many
+        short executions, while a slow model never holds a request that could still be cancelled or go elsewhere.
+        """
+        held = settings.train_ns // self.execute_ns if self.execute_ns else 1
+        return max(1, min(held, settings.train_requests)) - len(self.outstanding)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert not self.outstanding or self.state in (_S.READY, _S.FINISHING), self.state
+        ids = [batch.id for batch in self.outstanding]
+        assert ids == sorted(set(ids)), ids
+        assert self.retry_at or self.state is not _S.BACKOFF

@@ -1,0 +1,105 @@
+"""What becomes of an instance whose process has died, and of the requests that it held.
+
+The request inside execute has failed. The others it held were not being executed: they go back to the head of the
+queue, once; a second death on their way fails them too, or a request that kills its reader would come back for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.events import Action, Answer, InputsReleased, Say, Spawn, StubDied
+from broker.instance import Instance, InstanceEvent, InstanceState
+from broker.loading import start_process
+from broker.model import ModelVersion
+from broker.queue import Pending
+from broker.roster import Roster
+from broker.settings import BrokerSettings
+from protocol.errors import InternalError, ServingError
+
+Fail = Callable[[ModelVersion, Pending, ServingError, int], Answer]
+
+
+def not_healthy(instance: Instance) -> InternalError:
+    return InternalError(f"Stub process '{instance.spec.name}' is not healthy.")
+
+
+class Recovery:
+    """``fail`` is the core's terminal transition for a request that ends in an error."""
+
+    def __init__(self, settings: BrokerSettings, roster: Roster, fail: Fail) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._fail = fail
+        self._backing_off: dict[Instance, ModelVersion] = {}
+
+    def died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
+        """The process of an instance of a READY (or stopping) version."""
+        actions: list[Action] = [InputsReleased(pending) for pending in instance.retained.values()]
+        instance.retained.clear()
+        instance.released = []
+        actions += self._give_up_batches(version, instance, event.inside, now)
+        expected = instance.state is InstanceState.FINISHING
+        instance.on(InstanceEvent.DIED)
+        if expected:
+            return actions
+        instance.back_off(now, self._settings)
+        version.recorder.restarts += 1
+        self._backing_off[instance] = version
+        cause = f"signal {-event.status}" if event.status < 0 else f"exit code {event.status}"
+        fields = {"model": version.name, "version": version.version, "instance": instance.spec.name, "cause": cause}
+        actions.append(Say("error", "a stub process died; it will be restarted", fields))
+        # Restart first: an instance that is on its way up is worth waiting for.
+        return actions + self.restart_due(now) + self._fail_hopeless(version, now)
+
+    def _give_up_batches(self, version: ModelVersion, instance: Instance, inside: int | None, now: int) -> list[Action]:
+        batches = list(instance.outstanding)
+        instance.outstanding.clear()
+        if inside is None and batches:
+            inside = batches[0].id  # unknown: the first that it had not answered
+        actions: list[Action] = []
+        spared: list[Pending] = []
+        for batch in batches:
+            for pending in batch.requests:
+                if batch.id == inside or pending.requeued:
+                    actions.append(self._fail(version, pending, not_healthy(instance), now))
+                else:
+                    spared.append(pending)
+        self._requeue(version, spared)
+        return actions
+
+    @staticmethod
+    def _requeue(version: ModelVersion, spared: list[Pending]) -> None:
+        for pending in spared:
+            pending.requeued = True
+            pending.dispatched = False
+            version.recorder.queued()
+        version.queue.push_front(spared)
+
+    def _fail_hopeless(self, version: ModelVersion, now: int) -> list[Action]:
+        """If no instance serves or is likely to soon, waiting would only delay the error."""
+        dead = version.dead_instance()
+        if dead is None:
+            return []
+        actions: list[Action] = []
+        for pending in version.queue.drain():
+            version.recorder.dequeued()
+            actions.append(self._fail(version, pending, not_healthy(dead), now))
+        return actions
+
+    def restart_due(self, now: int) -> list[Action]:
+        actions: list[Action] = []
+        for instance, version in list(self._backing_off.items()):
+            if instance.state is not InstanceState.BACKOFF:  # the version was unloaded meanwhile
+                del self._backing_off[instance]
+            elif instance.retry_at <= now:
+                del self._backing_off[instance]
+                actions.append(self._restart(version, instance))
+        return actions
+
+    def _restart(self, version: ModelVersion, instance: Instance) -> Spawn:
+        instance.on(InstanceEvent.RETRY)
+        return start_process(self._roster, version, instance)
+
+    def next_deadline(self) -> int | None:
+        return min((instance.retry_at for instance in self._backing_off), default=None)

@@ -1,0 +1,38 @@
+"""Which process is which: routing ids of the living stub processes, and what each is there for."""
+
+from __future__ import annotations
+
+from broker.instance import Instance
+from broker.model import ModelVersion
+
+
+class Roster:
+    """A key is in here from Spawn until the process is reported dead."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, tuple[ModelVersion, Instance]] = {}
+        self._configuring: dict[str, ModelVersion] = {}
+        self._last_index = 0
+
+    def next_index(self) -> int:
+        self._last_index += 1
+        return self._last_index
+
+    def add_instance(self, version: ModelVersion, instance: Instance) -> None:
+        self._instances[instance.key] = (version, instance)
+
+    def add_configuring(self, key: str, version: ModelVersion) -> None:
+        self._configuring[key] = version
+
+    def serving(self, key: str) -> tuple[ModelVersion, Instance] | None:
+        return self._instances.get(key)
+
+    def configuring(self, key: str) -> ModelVersion | None:
+        return self._configuring.get(key)
+
+    def remove(self, key: str) -> None:
+        self._instances.pop(key, None)
+        self._configuring.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._instances) + len(self._configuring)

@@ -1,0 +1,238 @@
+"""The broker's shell: the ROUTER socket, timers and the status words of stubs. It contains no rule.
+
+Receive, event, core, actions, send. All that comes in during one turn of the event loop leaves at its end, one message
+to each stub. The socket is read from its FD, which is edge-triggered: whoever has sent must look for input again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import zmq
+
+from broker.core import Core
+from broker.events import (
+    Action,
+    Answer,
+    Cancelled,
+    DeadlinePassed,
+    Event,
+    InputsReleased,
+    Kill,
+    ModelSaid,
+    OutputsRead,
+    Say,
+    Send,
+    Spawn,
+    StubDied,
+    StubSaid,
+    Submitted,
+    Watch,
+)
+from broker.queue import Frames, Sink
+from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.errors import ProtocolError
+from protocol.messages import Execute, Handle, Request, TensorRef
+from shm.errors import BadSegment
+from shm.segment import Segment
+from shm.store import Reader
+
+log = structlog.get_logger()
+
+# A stub that lets so many messages lie does not read any more; what it holds is far fewer (Instance.room).
+_SEND_QUEUE = 1000
+
+
+class BrokerServer:
+    """Owns the socket. ``spawn(key, title)`` and ``kill(key)`` are the launcher's; ``said`` takes a model's log line."""
+
+    def __init__(
+        self,
+        core: Core,
+        bus: str,
+        reader: Reader,
+        shm_directory: str,
+        spawn: Callable[[str, str], None],
+        kill: Callable[[str], None],
+        said: Callable[[ModelSaid], None],
+    ) -> None:
+        self.core = core
+        self._bus = bus
+        self._reader = reader
+        self._shm_directory = shm_directory
+        self._status_words: dict[str, Segment] = {}
+        self._inbox: list[Event] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._do: dict[type, Callable[[Any], None]] = {
+            Answer: self._answer,
+            Send: self._send,
+            InputsReleased: lambda action: action.pending.sink.on_inputs_released(),
+            Spawn: lambda action: spawn(action.key, action.title),
+            Kill: lambda action: kill(action.key),
+            Watch: self._watch,
+            Say: self._say,
+            ModelSaid: said,
+        }
+
+    def start(self) -> None:
+        """Binds; call it on the running loop. Raises zmq.ZMQError."""
+        self._loop = asyncio.get_running_loop()
+        socket = self._socket
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.LINGER, 500)
+        socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        socket.setsockopt(zmq.RCVHWM, 0)  # every message is owed to us: requests in flight bound their number
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        socket.bind(self._bus)
+        self._loop.add_reader(socket.FD, self._turn)
+
+    def close(self) -> None:
+        """After the last stub has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._socket.FD)
+        self._socket.close()
+        self._context.term()
+        for segment in self._status_words.values():
+            segment.close()
+
+    # --- what comes in --------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, frames: Frames, sink: Sink) -> None:
+        self.post(Submitted(request, frames, sink))
+
+    def cancel(self, request: int) -> None:
+        self.post(Cancelled(request))
+
+    def release(self, origin: str, lease: int) -> None:
+        self.core.handle(OutputsRead(origin, lease), time.monotonic_ns())
+        self._set_timer()
+
+    def stub_died(self, key: str, status: int) -> None:
+        segment = self._status_words.pop(key, None)
+        inside = None
+        if segment is not None:
+            inside = segment.status
+            segment.close()
+        # Its last words may still lie in the socket; they come before its death.
+        self._receive(time.monotonic_ns())
+        self.post(StubDied(key, status, inside))
+
+    def post(self, event: Event) -> None:
+        """Have the core told at the end of this turn of the loop."""
+        if not self._inbox:
+            self._loop.call_soon(self._turn)
+        self._inbox.append(event)
+
+    def _turn(self) -> None:
+        core = self.core
+        while True:
+            now = time.monotonic_ns()
+            inbox, self._inbox = self._inbox, []
+            for event in inbox:
+                self._carry_out(core.handle(event, now))
+            self._receive(now)
+            self._carry_out(core.dispatch(now))
+            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                break
+        self._set_timer()
+
+    def _receive(self, now: int) -> None:
+        receive, more = self._socket.recv, self._socket.getsockopt
+        while True:
+            try:
+                key = receive(zmq.NOBLOCK).decode("ascii")
+            except zmq.Again:
+                return
+            header: bytes = receive(zmq.NOBLOCK)
+            frames: list[memoryview | bytes] = []
+            while more(zmq.RCVMORE):
+                frames.append(receive(zmq.NOBLOCK, copy=False).buffer)
+            try:
+                message = decode_from_stub(header)
+            except ProtocolError as fault:
+                log.error("a stub broke the protocol", stub=key, cause=str(fault))
+                self._carry_out([Kill(key)])
+                continue
+            self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
+
+    def _set_timer(self) -> None:
+        """A timer that fires early does no harm, so a later deadline leaves it as it is."""
+        at = self.core.next_deadline()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0, at - time.monotonic_ns()) / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self.core.handle(DeadlinePassed(), time.monotonic_ns()))
+        self._turn()
+
+    # --- what goes out --------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._do[type(action)](action)
+
+    @staticmethod
+    def _answer(action: Answer) -> None:
+        action.pending.sink.on_response(action.response, action.origin, action.frames)
+
+    def _send(self, action: Send) -> None:
+        key, message, frames, shared = action
+        if not shared and isinstance(message, Execute):
+            message, frames = self._inline(message, list(frames))
+        header = encode_to_stub(message)
+        try:
+            self._socket.send(key.encode("ascii"), zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            log.error("a stub does not read its messages", stub=key)
+            self._carry_out([Kill(key)])
+            return
+        except zmq.ZMQError as fault:
+            if fault.errno != zmq.EHOSTUNREACH:
+                raise
+            return  # it has died; what was meant for it is in its Instance and goes back with StubDied
+        if not frames:
+            self._socket.send(header, zmq.NOBLOCK)
+            return
+        self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+        self._socket.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+
+    def _inline(self, message: Execute, frames: list[memoryview | bytes]) -> tuple[Execute, Frames]:
+        """For a stub that does not share our memory: every tensor by handle becomes a frame."""
+
+        def inlined(tensor: TensorRef) -> TensorRef:
+            if not isinstance(tensor.place, Handle):
+                return tensor
+            frames.append(bytes(self._reader.view(*tensor.place)))
+            return tensor._replace(place=len(frames) - 1)
+
+        batches = [
+            batch._replace(
+                requests=[request._replace(inputs=list(map(inlined, request.inputs))) for request in batch.requests]
+            )
+            for batch in message.batches
+        ]
+        return message._replace(batches=batches), frames
+
+    def _watch(self, action: Watch) -> None:
+        try:
+            self._status_words[action.key] = Segment.attach(self._shm_directory, action.segment)
+        except (BadSegment, OSError) as fault:
+            log.warning("a stub's status word cannot be read", stub=action.key, cause=str(fault))
+
+    @staticmethod
+    def _say(action: Say) -> None:
+        getattr(log, action.level)(action.event, **action.fields)

@@ -1,0 +1,23 @@
+"""All a broker can be told, with its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """Times are nanoseconds."""
+
+    bus: str  # ZeroMQ endpoint that stubs dial, e.g. "ipc:///run/.../bus"
+    shm_directory: str
+    model_repositories: tuple[str, ...]
+    auto_complete: bool = True
+    strict_readiness: bool = True
+    load_concurrency: int = 4
+    train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold
+    train_requests: int = 32
+    release_delay_ns: int = 100_000_000  # leases ride on the next message, or leave alone after this
+    restart_delay_ns: int = 500_000_000  # after the second death in a row; doubles up to restart_delay_max_ns
+    restart_delay_max_ns: int = 30_000_000_000
+    healthy_ns: int = 30_000_000_000  # an instance that served this long has earned an immediate restart
