@@ -1,0 +1,47 @@
+"""The stations a configuration passes between being read and being served.
+
+    repository.poll -> prepare -> (auto_complete.request, the model's own code, auto_complete.merge) -> finish
+
+Each takes a ModelConfig and returns a new one, or raises a ServingError that becomes the version's reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.config_instances import check_instance_groups, normalize_instance_groups
+from broker.config_io import check_io
+from broker.config_validation import check_model
+from broker.model_config import ENSEMBLE_PLATFORM, PYTHON_BACKEND, PYTHON_FILENAME, ModelConfig, from_message
+from protocol.errors import InvalidArgument, Unsupported
+
+_PYTHON_RUNTIMES = ("", PYTHON_FILENAME, "libtriton_python.so")
+
+
+def prepare(config: ModelConfig, gpus: Sequence[int] = ()) -> ModelConfig:
+    """Settle that we can run the backend and which instances there are. ``gpus`` are the ids of the usable GPUs."""
+    _check_backend(config)
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    normalize_instance_groups(message, gpus)
+    check_instance_groups(message, gpus)
+    return from_message(message)
+
+
+def finish(config: ModelConfig) -> ModelConfig:
+    """Check all that auto-completion may have changed or provided."""
+    check_model(config.message)
+    check_io(config.message)
+    return config
+
+
+def _check_backend(config: ModelConfig) -> None:
+    if config.platform == ENSEMBLE_PLATFORM:
+        raise Unsupported(f"ensembles are not supported yet: model '{config.name}'")
+    if config.backend != PYTHON_BACKEND:
+        raise InvalidArgument(
+            f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
+            "configuration."
+        )
+    if config.runtime not in _PYTHON_RUNTIMES:
+        raise InvalidArgument(f"unable to find backend library '{config.runtime}' for model '{config.name}'")

@@ -1,0 +1,143 @@
+"""One model's configuration: config.pbtxt as a message, and what the broker needs of it as typed values.
+
+The message is kept whole beside the typed fields because the config endpoint echoes every field of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf import text_format
+
+from broker.proto import Message, ModelConfigMessage
+from protocol.datatypes import BY_NAME
+from protocol.errors import InternalError
+from protocol.signature import TensorSpec
+
+ENSEMBLE_PLATFORM = "ensemble"
+PYTHON_BACKEND = "python"
+PYTHON_FILENAME = "model.py"
+
+_DATATYPE_OF_NUMBER = {row.number: row.name for row in BY_NAME.values()}
+
+
+class Scheduler(Enum):
+    """Which of config.pbtxt's scheduling choices is set."""
+
+    NONE = None
+    DYNAMIC = "dynamic_batching"
+    SEQUENCE = "sequence_batching"
+    ENSEMBLE = "ensemble_scheduling"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which version directories are served. ``latest`` is a count, ``specific`` the wanted ones; neither means all."""
+
+    latest: int | None = None
+    specific: tuple[int, ...] | None = None
+
+    def choose(self, present: set[int]) -> list[int]:
+        """Ascending; a specific version that is not present is left out."""
+        if self.specific is not None:
+            return sorted(present & set(self.specific))
+        ascending = sorted(present)
+        return ascending if self.latest is None else ascending[max(0, len(ascending) - self.latest) :]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance to start. A passive one is started and then never given a request."""
+
+    name: str
+    kind: str  # "CPU", "GPU" or "MODEL"
+    device_id: int
+    passive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A configuration at some station of loading. ``message`` is never modified: stations copy it.
+
+    ``instances`` is empty until the instance groups have been normalised (broker/config_loading.py).
+    """
+
+    message: Message
+    name: str
+    platform: str
+    backend: str
+    runtime: str
+    version_policy: VersionPolicy
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    scheduler: Scheduler
+    instances: tuple[InstanceSpec, ...]
+    default_model_filename: str
+    decoupled: bool
+    response_cache: bool
+    parameters: Mapping[str, str]
+    metric_tags: Mapping[str, str]
+    label_files: Mapping[str, str]  # output name to file name, relative to the model directory
+
+
+def parse_text(text: bytes, path: str) -> Message:
+    """config.pbtxt to a message. ``path`` is for the error, which only operators see. Raises InternalError."""
+    try:
+        return text_format.Parse(text.decode(), ModelConfigMessage())
+    except (text_format.ParseError, ValueError) as error:
+        raise InternalError(f"failed to read text proto from {path}") from error
+
+
+def from_message(message: Message) -> ModelConfig:
+    return ModelConfig(
+        message=message,
+        name=message.name,
+        platform=message.platform,
+        backend=message.backend,
+        runtime=message.runtime,
+        version_policy=_version_policy(message.version_policy),
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_input(io) for io in message.input),
+        outputs=tuple(_output(io) for io in message.output),
+        scheduler=Scheduler(message.WhichOneof("scheduling_choice")),
+        instances=tuple(spec for group in message.instance_group for spec in _instances(group)),
+        default_model_filename=message.default_model_filename or PYTHON_FILENAME,
+        decoupled=message.model_transaction_policy.decoupled,
+        response_cache=message.response_cache.enable,
+        parameters={key: value.string_value for key, value in message.parameters.items()},
+        metric_tags=dict(message.metric_tags),
+        label_files={io.name: io.label_filename for io in message.output if io.label_filename},
+    )
+
+
+def _version_policy(policy: Message) -> VersionPolicy:
+    if policy.HasField("specific"):
+        return VersionPolicy(specific=tuple(policy.specific.versions))
+    return VersionPolicy(latest=policy.latest.num_versions) if policy.HasField("latest") else VersionPolicy()
+
+
+def _input(io: Message) -> TensorSpec:
+    return _output(io)._replace(optional=io.optional, ragged=io.allow_ragged_batch)
+
+
+def _output(io: Message) -> TensorSpec:
+    return TensorSpec(
+        name=io.name,
+        datatype=_DATATYPE_OF_NUMBER.get(io.data_type, "INVALID"),
+        dims=tuple(io.dims),
+        reshape=tuple(io.reshape.shape) if io.HasField("reshape") else None,
+    )
+
+
+def _instances(group: Message) -> list[InstanceSpec]:
+    """Device after device within one count, as the original names and starts them."""
+    kind = group.Kind.Name(group.kind).removeprefix("KIND_")
+    devices = list(group.gpus) if kind == "GPU" else [0]
+    return [
+        InstanceSpec(f"{group.name}_{count}", kind, device, group.passive)
+        for count in range(group.count)
+        for device in devices
+    ]

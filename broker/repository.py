@@ -1,0 +1,194 @@
+"""Model repositories on disk: which models there are, their configuration, which versions to serve.
+
+Reads files, never a model's code. Log lines are returned as data; their texts and those of the errors name paths,
+so they are for operators: a failed poll reaches clients as a bare name in the repository index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.config_backend import complete_backend
+from broker.config_io import check_io
+from broker.config_normalize import normalize
+from broker.config_validation import check_model
+from broker.model_config import ModelConfig, from_message, parse_text
+from broker.proto import ModelConfigMessage
+from protocol.errors import InternalError, InvalidArgument, ServingError
+
+CONFIG_FILE = "config.pbtxt"
+VARIANTS = "configs"  # a model's folder of further config files, chosen by --model-config-name
+NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
+DUPLICATE_REASON = "model appears in two or more repositories"
+
+
+class LogLine(NamedTuple):
+    level: str  # "I", "W" or "E"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A model whose configuration was read. ``config_given`` tells whether there was a file."""
+
+    name: str
+    path: str
+    config: ModelConfig
+    config_given: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PollFailure:
+    """A directory that is no model we can load. Duplicates are UNAVAILABLE with DUPLICATE_REASON in the index, the
+    others a bare name."""
+
+    name: str
+    text: str
+    is_duplicate: bool = False
+
+
+@dataclass(slots=True)
+class Scan:
+    """What the repositories hold, by ascending name."""
+
+    models: list[ModelDirectory] = field(default_factory=list)
+    failures: list[PollFailure] = field(default_factory=list)
+    log: list[LogLine] = field(default_factory=list)
+
+
+def check_repositories(repositories: Iterable[str]) -> None:
+    """Raises InternalError or InvalidArgument for a path that is no directory."""
+    for path in repositories:
+        if not os.path.exists(path):
+            raise InternalError(f"failed to stat file {path}")
+        if not os.path.isdir(path):
+            raise InvalidArgument("repository path is not a valid directory")
+
+
+def check_model_name(name: str) -> None:
+    """Of a name that a client gave. Raises InvalidArgument for one that could leave the repository."""
+    trimmed = name.strip()
+    if not trimmed:
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if trimmed in (".", "..") or "/" in trimmed or "\0" in trimmed:
+        raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
+
+
+def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: str = "") -> Scan:
+    """Poll every model of every repository. Raises as ``check_repositories``; one bad model never hides another."""
+    check_repositories(repositories)
+    places: dict[str, list[str]] = {}
+    for repository in repositories:
+        for name in _subdirectories(repository):
+            places.setdefault(name, []).append(os.path.join(repository, name))
+    found = Scan()
+    for name, paths in sorted(places.items()):
+        if len(paths) > 1:
+            found.failures.append(PollFailure(name, DUPLICATE_REASON, is_duplicate=True))
+            text = f"failed to poll model '{name}': not unique across all model repositories"
+            found.log.append(LogLine("E", text))
+            continue
+        try:
+            found.models.append(poll(name, paths[0], auto_complete, config_name))
+        except ServingError as error:
+            found.failures.append(PollFailure(name, str(error)))
+            found.log.append(LogLine("E", f"Poll failed for model directory '{name}': {error}"))
+    return found
+
+
+def poll(name: str, path: str, auto_complete: bool = True, config_name: str = "") -> ModelDirectory:
+    """Read, complete, normalise and check one model's configuration. Raises ServingError."""
+    config_path = _config_path(path, config_name)
+    config_given = os.path.exists(config_path)
+    message = ModelConfigMessage() if auto_complete and not config_given else _read_config(config_path)
+    complete_backend(message, name, _first_version_files(path))
+    normalize(message)
+    check_model(message)
+    if not auto_complete:
+        check_io(message)
+    if message.name != name:
+        raise InvalidArgument(
+            f"unexpected directory name '{name}' for model '{message.name}', directory name must equal model name"
+        )
+    return ModelDirectory(name, path, from_message(message), config_given)
+
+
+def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine]]:
+    """By the version policy, ascending. Raises InvalidArgument if there is none."""
+    log: list[LogLine] = []
+    present = set(_versions(directory.path, log))
+    policy = directory.config.version_policy
+    for version in policy.specific or ():
+        if version not in present:
+            text = (
+                f"version {version} is specified for model '{directory.name}', but the version directory is not present"
+            )
+            log.append(LogLine("E", text))
+    versions = policy.choose(present)
+    if not versions:
+        raise InvalidArgument(
+            f"at least one version must be available under the version policy of model '{directory.name}'"
+        )
+    return versions, log
+
+
+def version_path(directory: ModelDirectory, version: int) -> str:
+    return os.path.join(directory.path, str(version))
+
+
+def _versions(path: str, log: list[LogLine]) -> Iterable[int]:
+    for name in _subdirectories(path):
+        if name in NO_VERSIONS:
+            continue
+        if len(name) > 1 and name.startswith("0"):
+            text = f"ignore version directory '{name}' which contains leading zeros in its directory name"
+            log.append(LogLine("W", text))
+        elif not _is_version(name):
+            text = f"ignore version directory '{name}' which fails to convert to integral number"
+            log.append(LogLine("W", text))
+        else:
+            yield int(name)
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and int(name) < 2**63
+
+
+def _subdirectories(path: str) -> list[str]:
+    """Sorted; links to directories count, dangling ones do not."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise InternalError(f"failed to open directory {path}") from error
+
+
+def _first_version_files(path: str) -> dict[str, bool]:
+    """Entries of the first version directory with whether each is a directory; a stray folder counts only if there
+    is no version."""
+    names = [name for name in _subdirectories(path) if name not in NO_VERSIONS]
+    if not names:
+        return {}
+    first = min(names, key=lambda name: (not _is_version(name), name))
+    try:
+        with os.scandir(os.path.join(path, first)) as entries:
+            return {entry.name: entry.is_dir() for entry in entries}
+    except OSError as error:
+        raise InternalError(f"failed to open directory {os.path.join(path, first)}") from error
+
+
+def _config_path(path: str, config_name: str) -> str:
+    variant = os.path.join(path, VARIANTS, f"{config_name}.pbtxt")
+    return variant if config_name and os.path.exists(variant) else os.path.join(path, CONFIG_FILE)
+
+
+def _read_config(path: str) -> ModelConfigMessage:
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
+    return parse_text(text, path)
