@@ -1,0 +1,117 @@
+"""Every family of the metrics endpoint: name, type, help text and unit, in the order of the exposition.
+
+Names and help texts are Triton's, since dashboards and alerts are written against them; what Triton does not have is
+prefixed ``tensorbus_``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    name: str
+    kind: str  # "counter" or "gauge"
+    help: str
+    unit: str
+
+
+# One child per model version, labels model, version and metric_tags; made at load with 0, gone at unload.
+REQUEST_SUCCESS = Family(
+    "nv_inference_request_success",
+    "counter",
+    "Number of successful inference requests, all batch sizes",
+    "requests",
+)
+REQUEST_FAILURE = Family(  # one child more per reason: label reason
+    "nv_inference_request_failure",
+    "counter",
+    "Number of failed inference requests, all batch sizes",
+    "requests",
+)
+INFERENCE_COUNT = Family(
+    "nv_inference_count",
+    "counter",
+    "Number of inferences performed (does not include cached requests)",
+    "inferences",
+)
+EXEC_COUNT = Family(
+    "nv_inference_exec_count",
+    "counter",
+    "Number of model executions performed (does not include cached requests)",
+    "executions",
+)
+REQUEST_DURATION = Family(
+    "nv_inference_request_duration_us",
+    "counter",
+    "Cumulative inference request duration in microseconds (includes cached requests)",
+    "us",
+)
+QUEUE_DURATION = Family(
+    "nv_inference_queue_duration_us",
+    "counter",
+    "Cumulative inference queuing duration in microseconds (includes cached requests)",
+    "us",
+)
+COMPUTE_INPUT_DURATION = Family(
+    "nv_inference_compute_input_duration_us",
+    "counter",
+    "Cumulative compute input duration in microseconds (does not include cached requests)",
+    "us",
+)
+COMPUTE_INFER_DURATION = Family(
+    "nv_inference_compute_infer_duration_us",
+    "counter",
+    "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    "us",
+)
+COMPUTE_OUTPUT_DURATION = Family(
+    "nv_inference_compute_output_duration_us",
+    "counter",
+    "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    "us",
+)
+PENDING_REQUESTS = Family(
+    "nv_inference_pending_request_count",
+    "gauge",
+    "Instantaneous number of pending requests awaiting execution per-model.",
+    "requests",
+)
+LOAD_DURATION = Family("nv_model_load_duration_secs", "gauge", "Model load time in seconds", "s")
+STUB_RESTARTS = Family(
+    "tensorbus_stub_restarts_total",
+    "counter",
+    "Number of stub processes started in place of one that died",
+    "processes",
+)
+
+# One child each, without labels.
+PINNED_TOTAL = Family(
+    "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"
+)
+PINNED_USED = Family(
+    "nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes", "bytes"
+)
+CPU_UTILIZATION = Family("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", "ratio")
+CPU_MEMORY_TOTAL = Family("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", "bytes")
+CPU_MEMORY_USED = Family("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", "bytes")
+
+CATALOGUE = (
+    REQUEST_SUCCESS,
+    REQUEST_FAILURE,
+    INFERENCE_COUNT,
+    EXEC_COUNT,
+    REQUEST_DURATION,
+    QUEUE_DURATION,
+    COMPUTE_INPUT_DURATION,
+    COMPUTE_INFER_DURATION,
+    COMPUTE_OUTPUT_DURATION,
+    PENDING_REQUESTS,
+    LOAD_DURATION,
+    STUB_RESTARTS,
+    PINNED_TOTAL,
+    PINNED_USED,
+    CPU_UTILIZATION,
+    CPU_MEMORY_TOTAL,
+    CPU_MEMORY_USED,
+)

@@ -1,0 +1,78 @@
+"""The recorders' figures in the Prometheus text format 0.0.4, as Triton spells it.
+
+Labels stand in alphabetical order and integers have no decimals (dashboards and tests grep whole lines); a family
+without a child is left out. prometheus_client's own renderer prints ``1.0`` and empty families.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from metrics import catalogue
+from metrics.catalogue import Family
+from metrics.host import HostSample
+from metrics.recorder import FAILURE_REASONS, ModelRecorder
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+_Children = Iterable[tuple[str, float]]  # labels between the braces, value
+
+_BY_MODEL: tuple[tuple[Family, Callable[[ModelRecorder], float | None]], ...] = (
+    (catalogue.INFERENCE_COUNT, lambda m: m.inference_count),
+    (catalogue.EXEC_COUNT, lambda m: m.execution_count),
+    (catalogue.REQUEST_DURATION, lambda m: m.success_ns // 1000),
+    (catalogue.QUEUE_DURATION, lambda m: m.queue_ns // 1000),
+    (catalogue.COMPUTE_INPUT_DURATION, lambda m: m.compute_input_ns // 1000),
+    (catalogue.COMPUTE_INFER_DURATION, lambda m: m.compute_infer_ns // 1000),
+    (catalogue.COMPUTE_OUTPUT_DURATION, lambda m: m.compute_output_ns // 1000),
+    (catalogue.PENDING_REQUESTS, lambda m: m.pending),
+    (catalogue.LOAD_DURATION, lambda m: m.load_duration_s),
+    (catalogue.STUB_RESTARTS, lambda m: m.restarts),
+)
+
+
+def render(models: Iterable[ModelRecorder], host: HostSample, pinned_pool_bytes: int) -> str:
+    """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used."""
+    return "".join(
+        f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n" + "".join(lines)
+        for family, children in (*_model_families(list(models)), *_host_families(host, pinned_pool_bytes))
+        if (lines := [_line(family, labels, value) for labels, value in children])
+    )
+
+
+def _model_families(models: list[ModelRecorder]) -> Iterator[tuple[Family, _Children]]:
+    labelled = [(_labels(model), model) for model in models]
+    yield catalogue.REQUEST_SUCCESS, [(labels, model.success) for labels, model in labelled]
+    yield (
+        catalogue.REQUEST_FAILURE,
+        [(_labels(model, reason=reason), model.failures[reason]) for model in models for reason in FAILURE_REASONS],
+    )
+    for family, value_of in _BY_MODEL:
+        yield family, [(labels, value) for labels, model in labelled if (value := value_of(model)) is not None]
+
+
+def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:
+    for family, value in (
+        (catalogue.PINNED_TOTAL, pinned_pool_bytes),
+        (catalogue.PINNED_USED, 0),
+        (catalogue.CPU_UTILIZATION, host.cpu_utilization),
+        (catalogue.CPU_MEMORY_TOTAL, host.memory_total_bytes),
+        (catalogue.CPU_MEMORY_USED, host.memory_used_bytes),
+    ):
+        yield family, [] if value is None else [("", value)]
+
+
+def _labels(model: ModelRecorder, **more: str) -> str:
+    # A tag's name is free text in the configuration; a label's is not.
+    tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag): text for tag, text in model.tags.items()}
+    labels = {**tags, "model": model.model, "version": str(model.version), **more}
+    return ",".join(f'{name}="{_escape(labels[name])}"' for name in sorted(labels))
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _line(family: Family, labels: str, value: float) -> str:
+    return f"{family.name}{{{labels}}} {value}\n" if labels else f"{family.name} {value}\n"

@@ -1,0 +1,90 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from metrics.catalogue import CATALOGUE
+from metrics.exposition import render
+from metrics.host import HostSample
+from metrics.recorder import BACKEND, ModelRecorder
+
+HOST = HostSample(cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33)
+PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
+
+
+def recorder_with_traffic(model: str = "m", tags: dict[str, str] | None = None) -> ModelRecorder:
+    recorder = ModelRecorder(model, 1, tags)
+    recorder.queued()
+    recorder.executed(3, 1_000, 2_000, 3_000)
+    recorder.succeeded(3, 9_999, 1_500, 1_000, 2_000, 3_000, now_ms=1)
+    recorder.failed(BACKEND, 5_000)
+    recorder.load_duration_s = 0.125
+    return recorder
+
+
+def test_every_figure_stands_under_its_name_with_integers_bare() -> None:
+    lines = render([recorder_with_traffic()], HOST, 268435456).splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == [
+        'nv_inference_request_success{model="m",version="1"} 1',
+        'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 1',
+        'nv_inference_request_failure{model="m",reason="CANCELED",version="1"} 0',
+        'nv_inference_request_failure{model="m",reason="OTHER",version="1"} 0',
+        'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 0',
+        'nv_inference_count{model="m",version="1"} 3',
+        'nv_inference_exec_count{model="m",version="1"} 1',
+        'nv_inference_request_duration_us{model="m",version="1"} 9',
+        'nv_inference_queue_duration_us{model="m",version="1"} 1',
+        'nv_inference_compute_input_duration_us{model="m",version="1"} 1',
+        'nv_inference_compute_infer_duration_us{model="m",version="1"} 2',
+        'nv_inference_compute_output_duration_us{model="m",version="1"} 3',
+        'nv_inference_pending_request_count{model="m",version="1"} 1',
+        'nv_model_load_duration_secs{model="m",version="1"} 0.125',
+        'tensorbus_stub_restarts_total{model="m",version="1"} 0',
+        "nv_pinned_memory_pool_total_bytes 268435456",
+        "nv_pinned_memory_pool_used_bytes 0",
+        "nv_cpu_utilization 0.25",
+        "nv_cpu_memory_total_bytes 17179869184",
+        "nv_cpu_memory_used_bytes 8589934592",
+    ]
+
+
+def test_each_family_has_one_help_and_one_type_before_its_children() -> None:
+    lines = render([recorder_with_traffic("a"), recorder_with_traffic("b")], HOST, 0).splitlines()
+    at = lines.index("# TYPE nv_inference_count counter")
+
+    assert lines[at - 1] == "# HELP nv_inference_count " + (
+        "Number of inferences performed (does not include cached requests)"
+    )
+    assert lines[at + 1 : at + 3] == [
+        'nv_inference_count{model="a",version="1"} 3',
+        'nv_inference_count{model="b",version="1"} 3',
+    ]
+    assert len([line for line in lines if line.startswith("# HELP")]) == len(CATALOGUE)
+
+
+def test_a_family_without_children_is_absent() -> None:
+    text = render([], HostSample(), 0)
+    assert not any(name in text for name in (*PER_MODEL, "nv_cpu_"))
+
+    loading = ModelRecorder("m", 1)  # has no load duration yet
+    assert "nv_model_load_duration_secs" not in render([loading], HostSample(), 0)
+
+
+def test_metric_tags_are_labels_with_an_underscore_in_front_and_any_text_as_value() -> None:
+    recorder = recorder_with_traffic(tags={"team": 'a"b\\c\nd', "cost-centre": "7"})
+    text = render([recorder], HOST, 0)
+    assert 'nv_inference_count{_cost_centre="7",_team="a\\"b\\\\c\\nd",model="m",version="1"} 3' in text.splitlines()
+
+
+def test_a_prometheus_parser_reads_back_what_was_recorded() -> None:
+    text = render([recorder_with_traffic(tags={"team": 'a"b\\c\nd'})], HOST, 268435456)
+    families = list(text_string_to_metric_families(text))
+
+    # The parser takes a counter's "_total" for a suffix of its own.
+    assert [(f.name, f.type, f.documentation) for f in families] == [
+        (row.name.removesuffix("_total") if row.kind == "counter" else row.name, row.kind, row.help)
+        for row in CATALOGUE
+    ]
+    samples = {family.name: family.samples for family in families}
+    failures = {sample.labels["reason"]: sample.value for sample in samples["nv_inference_request_failure"]}
+    assert failures == {"BACKEND": 1, "CANCELED": 0, "OTHER": 0, "REJECTED": 0}
+    (count,) = samples["nv_inference_count"]
+    assert count.labels == {"model": "m", "version": "1", "_team": 'a"b\\c\nd'}
