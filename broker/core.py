@@ -1,7 +1,7 @@
 """Every decision of the broker: events in, actions out. No socket, clock, thread, file or await.
 
 A request has exactly one terminal transition, ``_end``: metrics, statistics and leases hang on it. Loading is in
-loading.py, what becomes of a dead instance in recovery.py; this file is the path of a request.
+startup.py, what becomes of a dead instance in recovery.py; this file is the path of a request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from broker.events import (
     Submitted,
 )
 from broker.instance import Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState
-from broker.loading import Loading, kill_all
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames, Pending
 from broker.recovery import Recovery, not_healthy
@@ -36,6 +35,7 @@ from broker.registry import Registry
 from broker.roster import Roster
 from broker.scheduler import assign
 from broker.settings import BrokerSettings
+from broker.startup import Startup, kill_all
 from metrics.recorder import BACKEND, CANCELED, Recorder
 from protocol.errors import Cancelled as Cancellation
 from protocol.errors import ErrorKind, ServingError, Unavailable
@@ -72,7 +72,7 @@ class Core:
         self._epoch_ms = epoch_ms
         self.registry = Registry()
         self._roster = Roster()
-        self._loading = Loading(settings, self.registry, self._roster, recorder, probe, nonce)
+        self._startup = Startup(settings, self.registry, self._roster, recorder, probe, nonce)
         self._recovery = Recovery(settings, self._roster, self._fail)
         self._pending: dict[int, tuple[ModelVersion, Pending]] = {}
         self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
@@ -245,13 +245,13 @@ class Core:
     # --- coming up, dying, ending ---------------------------------------------------------------------------------
 
     def _load_models(self, event: LoadModels, now: int) -> list[Action]:
-        return self._loading.load(event, now)
+        return self._startup.load(event, now)
 
     def _loading_message(self, key: str, message: Any, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)
         if found is not None:
             self._dirty[found[0]] = None
-        return self._loading.said(key, message, now)
+        return self._startup.said(key, message, now)
 
     def _stub_died(self, event: StubDied, now: int) -> list[Action]:
         configuring, found = self._roster.configuring(event.key), self._roster.serving(event.key)
@@ -260,14 +260,14 @@ class Core:
             if configuring.configuring != event.key:  # it had said all
                 return []
             configuring.configuring = None
-            return self._loading.process_died(configuring, configuring.name, now)
+            return self._startup.process_died(configuring, configuring.name, now)
         if found is None:
             return []
         version, instance = found
         self._unsent_releases.pop(instance, None)
         self._dirty[version] = None
         if version.state is VersionState.LOADING:
-            failed = self._loading.process_died(version, instance.spec.name, now)
+            failed = self._startup.process_died(version, instance.spec.name, now)
             instance.on(InstanceEvent.DIED)
             return failed
         actions = self._recovery.died(version, instance, event, now)
@@ -325,7 +325,7 @@ class Core:
 
     @property
     def loading(self) -> bool:
-        return not self._loading.idle
+        return not self._startup.idle
 
     @property
     def stopping(self) -> bool:

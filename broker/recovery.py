@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from broker.events import Action, Answer, InputsReleased, Say, Spawn, StubDied
 from broker.instance import Instance, InstanceEvent, InstanceState
-from broker.loading import start_process
 from broker.model import ModelVersion
 from broker.queue import Pending
 from broker.roster import Roster
 from broker.settings import BrokerSettings
+from broker.startup import start_process
 from protocol.errors import InternalError, ServingError
 
 Fail = Callable[[ModelVersion, Pending, ServingError, int], Answer]

@@ -48,7 +48,7 @@ _SEND_QUEUE = 1000
 
 
 class BrokerServer:
-    """Owns the socket. ``spawn(key, title)`` and ``kill(key)`` are the launcher's; ``said`` takes a model's log line."""
+    """Owns the socket. ``spawn(key, title)`` and ``kill(key)`` are a launcher's; ``said`` logs a model's own line."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class BrokerServer:
                 self._carry_out(core.handle(event, now))
             self._receive(now)
             self._carry_out(core.dispatch(now))
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
         self._set_timer()
 

@@ -1,0 +1,230 @@
+"""How a model version comes up: its configuration is completed by a throw-away process, then its instances start.
+
+    LoadModels -> [Spawn, Hello, Load "auto_complete", Configured] -> per instance: Spawn, Hello, Load "serve", Ready
+                                                                      -> all ready: READY
+
+Any failure on the way makes the version UNAVAILABLE with the reason, and its processes are killed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from broker import auto_complete, config_loading
+from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, Watch
+from broker.instance import Instance, InstanceEvent, InstanceState
+from broker.model import ModelVersion, VersionState
+from broker.registry import Registry
+from broker.roster import Roster
+from broker.settings import BrokerSettings
+from broker.signature import initialize_args, signature
+from metrics.recorder import Recorder
+from protocol.errors import InternalError, ServingError, error_of
+from protocol.messages import LOAD, VERSION, Configured, Failed, Handle, Hello, Load, Ready
+
+
+class Startup:
+    """Versions wait in a line; at most ``load_concurrency`` are being loaded at a time."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        roster: Roster,
+        recorder: Recorder,
+        probe: Handle,
+        nonce: bytes,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._roster = roster
+        self._recorder = recorder
+        self._probe = probe
+        self._nonce = nonce
+        self._waiting: deque[ModelVersion] = deque()
+        self._busy: set[ModelVersion] = set()
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._busy
+
+    def load(self, event: LoadModels, now: int) -> list[Action]:
+        actions: list[Action] = []
+        for source in event.sources:
+            version = ModelVersion(source, now)
+            self._registry.add(version)
+            self._waiting.append(version)
+            actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
+        return actions + self._start_waiting(now)
+
+    def _start_waiting(self, now: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._waiting and len(self._busy) < self._settings.load_concurrency:
+            version = self._waiting.popleft()
+            self._busy.add(version)
+            actions += self._configure(version, now)
+        return actions
+
+    def _configure(self, version: ModelVersion, now: int) -> list[Action]:
+        try:
+            version.config = config_loading.prepare(version.config)
+        except ServingError as error:
+            return self.fail(version, error, now)
+        if not self._settings.auto_complete:
+            return self._start_instances(version, now)
+        key = version.configuring = f"c{self._roster.next_index()}"
+        self._roster.add_configuring(key, version)
+        return [Spawn(key, f"{version.name}:{version.version} auto_complete_config")]
+
+    def _start_instances(self, version: ModelVersion, now: int) -> list[Action]:
+        """The configuration is as complete as it will be."""
+        try:
+            version.config = config_loading.finish(version.config)
+        except ServingError as error:
+            return self.fail(version, error, now)
+        version.signature = signature(version.config, version.version)
+        actions: list[Action] = []
+        for spec in version.config.instances:
+            instance = Instance(spec, self._roster.next_index())
+            version.instances.append(instance)
+            actions.append(start_process(self._roster, version, instance))
+        return actions
+
+    # --- what the processes say -----------------------------------------------------------------------------------
+
+    def said(self, key: str, message: Hello | Ready | Configured | Failed, now: int) -> list[Action]:
+        """May raise IllegalTransition."""
+        if isinstance(message, Hello):
+            return self._hello(key, message)
+        configuring = self._roster.configuring(key)
+        if configuring is not None:
+            return self._configured(configuring, message, now)
+        found = self._roster.serving(key)
+        if found is None:
+            return []
+        version, instance = found
+        if isinstance(message, Ready):
+            return self._ready(version, instance, message, now)
+        if isinstance(message, Failed):
+            return self._instance_failed(version, instance, message, now)
+        return [Kill(key)]
+
+    def _hello(self, key: str, message: Hello) -> list[Action]:
+        if message.version != VERSION:
+            return [Kill(key), Say("error", "a stub speaks another protocol version", {"version": message.version})]
+        configuring = self._roster.configuring(key)
+        if configuring is not None:
+            return [self._send_load(key, "auto_complete", configuring, auto_complete_args(configuring))]
+        found = self._roster.serving(key)
+        if found is None:
+            return []
+        version, instance = found
+        instance.on(InstanceEvent.HELLO)
+        args = initialize_args(version.config, instance.spec, version.version, version.source.directory)
+        return [self._send_load(key, "serve", version, args)]
+
+    def _send_load(self, key: str, mode: str, version: ModelVersion, args: dict[str, str]) -> Send:
+        directory = self._settings.shm_directory
+        return Send(key, Load(LOAD, mode, version.source.model_file, args, self._probe, directory))
+
+    def _configured(self, version: ModelVersion, message: Ready | Configured | Failed, now: int) -> list[Action]:
+        assert version.configuring is not None
+        key, version.configuring = version.configuring, None
+        if version.state is not VersionState.LOADING:
+            return [Kill(key)]
+        if isinstance(message, Failed):
+            return self.fail(version, error_of(message.error, message.text), now)
+        if isinstance(message, Ready):
+            return [Kill(key), *self.fail(version, InternalError("auto_complete_config was never run"), now)]
+        try:
+            version.config = auto_complete.merge(version.config, message.config)
+        except ServingError as error:
+            return self.fail(version, error, now)
+        return self._start_instances(version, now)
+
+    def _ready(self, version: ModelVersion, instance: Instance, message: Ready, now: int) -> list[Action]:
+        instance.on(InstanceEvent.READY)
+        instance.shared = message.nonce == self._nonce
+        instance.ready_since = now
+        instance.failure = ""
+        actions: list[Action] = [Watch(instance.key, message.segment)] if instance.shared and message.segment else []
+        if not instance.shared:
+            cause = "it does not share our shared memory"
+            actions.append(Say("warning", "tensors travel inline", {"instance": instance.spec.name, "cause": cause}))
+        if version.state is VersionState.LOADING and version.healthy():
+            actions += self._loaded(version, now)
+        return actions
+
+    def _instance_failed(self, version: ModelVersion, instance: Instance, message: Failed, now: int) -> list[Action]:
+        """Its process exits by itself; a restart that fails is tried again later."""
+        instance.failure = message.text
+        if version.state is VersionState.LOADING:
+            return self.fail(version, error_of(message.error, message.text), now)
+        return [Say("error", "a restarted instance failed", {"instance": instance.spec.name, "cause": message.text})]
+
+    def process_died(self, version: ModelVersion, name: str, now: int) -> list[Action]:
+        """A process of a version that is still loading died before it had said why."""
+        return self.fail(version, InternalError(f"Stub process '{name}' is not healthy."), now)
+
+    # --- how it ends ----------------------------------------------------------------------------------------------
+
+    def _loaded(self, version: ModelVersion, now: int) -> list[Action]:
+        version.state = VersionState.READY
+        version.recorder.load_duration_s = (now - version.load_started_ns) / 1e9
+        self._recorder.add(version.recorder)
+        self._busy.discard(version)
+        return [*self._settled(version.name), *self._start_waiting(now)]
+
+    def fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
+        if version.state is not VersionState.LOADING:
+            return []
+        version.state = VersionState.UNAVAILABLE
+        version.reason = error.status_text()
+        self._busy.discard(version)
+        cause = f"failed to load '{version.name}' version {version.version}: {version.reason}"
+        actions: list[Action] = [Say("error", cause, {})]
+        actions += kill_all(version)
+        return [*actions, *self._settled(version.name), *self._start_waiting(now)]
+
+    def _settled(self, model: str) -> list[Action]:
+        """If all versions of a model have come to an end: they serve together or not at all."""
+        versions = [one for one in self._registry if one.name == model]
+        if any(one.state is VersionState.LOADING for one in versions):
+            return []
+        if all(one.state is VersionState.READY for one in versions):
+            return [Say("info", f"successfully loaded '{model}'", {})]
+        actions: list[Action] = []
+        for one in versions:
+            if one.state is VersionState.READY:
+                one.state, one.reason = VersionState.UNAVAILABLE, "unloaded"
+                self._recorder.remove(one.name, one.version)
+                actions += kill_all(one)
+        return [*actions, Say("error", f"failed to load '{model}'", {})]
+
+
+def auto_complete_args(version: ModelVersion) -> dict[str, str]:
+    return {
+        "model_config": auto_complete.request(version.config),
+        "model_repository": version.source.directory,
+        "model_version": str(version.version),
+        "model_name": version.name,
+    }
+
+
+def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> Spawn:
+    """The next process of an instance, which is STARTING."""
+    roster.add_instance(version, instance)
+    return Spawn(instance.key, f"{version.name}:{version.version} {instance.spec.name}")
+
+
+def kill_all(version: ModelVersion) -> list[Action]:
+    """Ends every process of a version that holds no request."""
+    actions: list[Action] = []
+    if version.configuring is not None:
+        actions.append(Kill(version.configuring))
+    for instance in version.instances:
+        if instance.state in (InstanceState.FINISHING, InstanceState.GONE):
+            continue
+        if instance.on(InstanceEvent.FINISH) is InstanceState.FINISHING:
+            actions.append(Kill(instance.key))
+    return actions
