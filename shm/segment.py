@@ -89,6 +89,11 @@ def parse_header(header: bytes | memoryview) -> Owner:
     return Owner(*owner)
 
 
+def segment_size(nbytes: int) -> int:
+    """Of the file of a segment with room for ``nbytes`` of data: whole pages."""
+    return -(-(HEADER_NBYTES + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class Segment:
     """A mapping of one segment. ``buf`` spans the whole file, header included; offsets in handles count from its start.
 
@@ -110,9 +115,8 @@ class Segment:
         """A new segment of this process with room for ``nbytes`` of data at least. Raises ShmFull."""
         name = "tensorbus-{}-{}".format(os.getpid(), secrets.token_hex(16))
         path = os.path.join(directory, name)
-        size = -(-(HEADER_NBYTES + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            mapping = _create_file(path, size)
+            mapping = _create_file(path, segment_size(nbytes))
         except (OSError, OverflowError) as error:
             raise ShmFull("no shared memory: {}".format(getattr(error, "strerror", None) or "too large")) from None
         _HEADER.pack_into(mapping, 0, MAGIC, LAYOUT_VERSION, *this_owner())

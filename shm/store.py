@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional
 
 from .arena import Arena
 from .errors import BadHandle, BadSegment, ShmFull
-from .segment import HEADER_NBYTES, Segment
+from .segment import HEADER_NBYTES, Segment, segment_size
 
 LARGEST_SHARED_NBYTES = 64 << 20  # of a segment for many blocks; a larger block has a segment to itself
 KEEP_EMPTY_S = 10.0
@@ -49,7 +49,7 @@ class Store:
 
     def __init__(self, directory: str, initial: int = 1 << 20, limit: Optional[int] = None) -> None:
         self._directory = directory
-        self._next_nbytes = initial
+        self._initial = self._next_nbytes = initial
         self._limit = limit
         self._regions: List[_Region] = []
         self._by_name: Dict[str, _Region] = {}
@@ -109,6 +109,7 @@ class Store:
             region.arena.check()
 
     def _allocate_hard(self, nbytes: int) -> tuple[_Region, int]:
+        self.first()  # it is never given back, so it must not take its size from one large block
         for region in self._regions:
             region.arena.merge()
             start = region.arena.allocate(nbytes)
@@ -120,19 +121,26 @@ class Store:
         return region, start
 
     def _grow(self, nbytes: int) -> _Region:
-        size = max(self._next_nbytes, nbytes)
-        if self._limit is not None:
-            room = self._limit - self.nbytes - HEADER_NBYTES
-            size = min(size, max(room, nbytes))
-            if nbytes > room:
-                raise ShmFull("no shared memory: the limit of {} bytes is reached".format(self._limit))
         if self._closed:
             raise ShmFull("no shared memory: the store is closed")
-        region = _Region(Segment.create(self._directory, size))
-        self._next_nbytes = min(2 * self._next_nbytes, LARGEST_SHARED_NBYTES)
+        region = _Region(self._create(nbytes))
         self._regions.append(region)
         self._by_name[region.name] = region
         return region
+
+    def _create(self, nbytes: int) -> Segment:
+        """Room for ``nbytes`` and, while memory lasts, for twice what the last segment held."""
+        generous = max(self._next_nbytes, nbytes)
+        if self._limit is None or self.nbytes + segment_size(generous) <= self._limit:
+            try:
+                segment = Segment.create(self._directory, generous)
+                self._next_nbytes = min(2 * self._next_nbytes, LARGEST_SHARED_NBYTES)
+                return segment
+            except ShmFull:
+                self._next_nbytes = self._initial  # /dev/shm holds 64 MiB in a default container
+        if self._limit is not None and self.nbytes + segment_size(nbytes) > self._limit:
+            raise ShmFull("no shared memory: the limit of {} bytes is reached".format(self._limit))
+        return Segment.create(self._directory, nbytes)
 
     def _drop(self, region: _Region) -> None:
         del self._by_name[region.name]
