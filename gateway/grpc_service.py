@@ -1,0 +1,282 @@
+"""The gRPC service: (method, request bytes) to response bytes, or to a stream of them. No transport, no grpcio.
+
+An engine looks a method up in ``methods`` (or finds it is ``STREAM``), calls ``unary`` or ``stream``, and turns a
+ServingError into a status with gateway/status.py. What it must do besides: cancel the future or stream of a client
+that is gone or past its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from gateway.dataplane import DataPlane, Reply
+from gateway.grpc_stream import InferStream
+from gateway.grpc_tensors import (
+    decode_call,
+    decode_parameters,
+    encode_response,
+    parse_message,
+    parse_request,
+    parse_version,
+    varint,
+)
+from gateway.proto import service_pb2
+from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+
+SERVICE = "/inference.GRPCInferenceService/"
+INFER = SERVICE + "ModelInfer"
+STREAM = SERVICE + "ModelStreamInfer"
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+# grpc.health.v1.HealthCheckResponse{status = 1}: SERVING is 1, NOT_SERVING 2.
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
+NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
+
+Metadata = Sequence[tuple[str, "str | bytes"]]
+Message = Any  # protobuf's classes have no static types
+
+
+class GrpcService:
+    """Invariant: ``_running`` is the number of inferences that have neither answered finally nor been cancelled."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
+        self._running = 0
+        self._draining: asyncio.Future[None] | None = None
+        self._streams: WeakSet[InferStream] = WeakSet()
+        answers: dict[str, Callable[[Message], Message]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_model_load,
+            "RepositoryModelUnload": self._repository_model_unload,
+            "SystemSharedMemoryStatus": self._system_shared_memory_status,
+            "SystemSharedMemoryRegister": self._shared_memory_disabled,
+            "SystemSharedMemoryUnregister": self._shared_memory_disabled,
+            "CudaSharedMemoryStatus": self._cuda_shared_memory_status,
+            "CudaSharedMemoryRegister": self._shared_memory_disabled,
+            "CudaSharedMemoryUnregister": self._shared_memory_disabled,
+        }
+        self._methods: dict[str, Callable[[bytes], bytes | asyncio.Future[bytes]]] = {
+            SERVICE + name: _answering(getattr(service_pb2, name + "Request"), answer)
+            for name, answer in answers.items()
+        }
+        self._methods[INFER] = self._infer
+        self._methods[SERVICE + "ModelConfig"] = self._model_config
+        self._methods[HEALTH_CHECK] = self._health_check
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The paths of the unary methods."""
+        return frozenset(self._methods)
+
+    def unary(self, method: str, request: bytes) -> bytes | asyncio.Future[bytes]:
+        """The answer, or for ModelInfer a future of it; cancelling the future cancels the request. Both may raise
+        ServingError."""
+        return self._methods[method](request)
+
+    def stream(self, metadata: Metadata) -> InferStream:
+        """A ModelStreamInfer call."""
+        stream = InferStream(self, fail_on_error=("triton_grpc_error", "true") in metadata)
+        self._streams.add(stream)
+        return stream
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new inferences, wait for those that run, then end the open streams."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_future()
+        if self._running:
+            await asyncio.wait((self._draining,), timeout=timeout_s)
+        for stream in list(self._streams):
+            stream.close(Unavailable(SHUTTING_DOWN))
+
+    def refuse_while_draining(self) -> None:
+        if self._draining is not None:
+            raise Unavailable(SHUTTING_DOWN)
+
+    def started(self) -> None:
+        self._running += 1
+
+    def finished(self) -> None:
+        self._running -= 1
+        if self._draining is not None and not self._running and not self._draining.done():
+            self._draining.set_result(None)
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    def _infer(self, request: bytes) -> asyncio.Future[bytes]:
+        self.refuse_while_draining()
+        parsed = parse_request(request)
+        message = parsed.message
+        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
+        if signature.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        call = decode_call(parsed, signature, decode_parameters(message))
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        id = self.plane.infer(call, lambda reply: _resolve(answer, reply))
+
+        def on_done(answer: asyncio.Future[bytes]) -> None:
+            if answer.cancelled():
+                self.plane.cancel(id)
+            self.finished()
+
+        answer.add_done_callback(on_done)
+        self.started()
+        return answer
+
+    # --- everything else ------------------------------------------------------------------------------------------
+
+    def _health_check(self, request: bytes) -> bytes:
+        return SERVING if self.plane.server_ready() else NOT_SERVING
+
+    def _server_live(self, request: Message) -> Message:
+        return service_pb2.ServerLiveResponse(live=self.plane.server_live())
+
+    def _server_ready(self, request: Message) -> Message:
+        return service_pb2.ServerReadyResponse(ready=self.plane.server_ready())
+
+    def _server_metadata(self, request: Message) -> Message:
+        name, version, extensions = self.plane.server_metadata()
+        return service_pb2.ServerMetadataResponse(name=name, version=version, extensions=extensions)
+
+    def _model_ready(self, request: Message) -> Message:
+        version = parse_version(request.version)
+        ready = bool(request.name) and self.plane.model_ready(request.name, version)
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    def _model_metadata(self, request: Message) -> Message:
+        metadata = self.plane.model_metadata(request.name, parse_version(request.version))
+        response = service_pb2.ModelMetadataResponse(
+            name=metadata.name, versions=metadata.versions, platform=metadata.platform
+        )
+        for target, tensors in ((response.inputs, metadata.inputs), (response.outputs, metadata.outputs)):
+            for name, datatype, shape in tensors:
+                target.add(name=name, datatype=datatype, shape=shape)
+        return response
+
+    def _model_config(self, request: bytes) -> bytes:
+        """The configuration as the broker serialized it, put in ModelConfigResponse{config = 1} as it is."""
+        message = parse_message(service_pb2.ModelConfigRequest, request)
+        config = self.plane.signature(message.name, parse_version(message.version)).config_proto
+        return b"".join((b"\x0a", varint(len(config)), config))
+
+    def _model_statistics(self, request: Message) -> Message:
+        rows = self.plane.statistics(request.name, parse_version(request.version))
+        return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
+
+    def _repository_index(self, request: Message) -> Message:
+        if request.repository_name:
+            raise Unsupported(NO_REPOSITORY_NAME)
+        response = service_pb2.RepositoryIndexResponse()
+        for entry in self.plane.index(request.ready):
+            version = str(entry.version) if entry.state else ""
+            response.models.add(name=entry.name, version=version, state=entry.state, reason=entry.reason)
+        return response
+
+    def _repository_model_load(self, request: Message) -> Message:
+        if request.repository_name:
+            raise Unsupported(NO_REPOSITORY_NAME)
+        for name, parameter in request.parameters.items():
+            expected = "string_param" if name == "config" else "bytes_param"
+            if name != "config" and not name.startswith("file:"):
+                raise InvalidArgument(f"unrecognized load parameter '{name}'.")
+            if parameter.WhichOneof("parameter_choice") != expected:
+                raise InvalidArgument(f"invalid value type for load parameter '{name}', expected {expected}.")
+        raise Unavailable(NO_MODEL_CONTROL)
+
+    def _repository_model_unload(self, request: Message) -> Message:
+        if request.repository_name:
+            raise Unsupported(NO_REPOSITORY_NAME)
+        parameter = request.parameters.get("unload_dependents")
+        if parameter is not None and parameter.WhichOneof("parameter_choice") != "bool_param":
+            raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+        raise Unavailable(NO_MODEL_CONTROL)
+
+    def _system_shared_memory_status(self, request: Message) -> Message:
+        if request.name:
+            raise NotFound(f"Unable to find system shared memory region: '{request.name}'")
+        return service_pb2.SystemSharedMemoryStatusResponse()
+
+    def _cuda_shared_memory_status(self, request: Message) -> Message:
+        if request.name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+        return service_pb2.CudaSharedMemoryStatusResponse()
+
+    def _shared_memory_disabled(self, request: Message) -> Message:
+        raise Unsupported(SHM_DISABLED)
+
+
+def _answering(kind: Any, answer: Callable[[Message], Message]) -> Callable[[bytes], bytes]:
+    def method(request: bytes) -> bytes:
+        response: bytes = answer(parse_message(kind, request)).SerializeToString()
+        return response
+
+    return method
+
+
+def _resolve(answer: asyncio.Future[bytes], reply: Reply) -> None:
+    """The first reply answers; a final one behind it brings nothing new."""
+    try:
+        if answer.done():
+            return
+        if reply.error is not None:
+            raise reply.error
+        version = str(reply.signature.version)
+        pieces = encode_response(reply.signature.model, version, reply.request_id, reply.parameters, reply.outputs)
+        answer.set_result(b"".join(pieces))
+    except ServingError as error:
+        answer.set_exception(error)
+    finally:
+        reply.release()
+
+
+def _duration(duration: Duration) -> Message:
+    return service_pb2.StatisticDuration(count=duration.count, ns=duration.ns)
+
+
+def _statistics(row: ModelStatistics) -> Message:
+    return service_pb2.ModelStatistics(
+        name=row.name,
+        version=str(row.version),
+        last_inference=row.last_inference_ms,
+        inference_count=row.inference_count,
+        execution_count=row.execution_count,
+        inference_stats=_infer_statistics(row.inference_stats),
+        batch_stats=[_batch_statistics(batch) for batch in row.batch_stats],
+    )
+
+
+def _infer_statistics(stats: InferStatistics) -> Message:
+    return service_pb2.InferStatistics(
+        success=_duration(stats.success),
+        fail=_duration(stats.fail),
+        queue=_duration(stats.queue),
+        compute_input=_duration(stats.compute_input),
+        compute_infer=_duration(stats.compute_infer),
+        compute_output=_duration(stats.compute_output),
+        cache_hit=_duration(stats.cache_hit),
+        cache_miss=_duration(stats.cache_miss),
+    )
+
+
+def _batch_statistics(batch: BatchStatistics) -> Message:
+    return service_pb2.InferBatchStatistics(
+        batch_size=batch.batch_size,
+        compute_input=_duration(batch.compute_input),
+        compute_infer=_duration(batch.compute_infer),
+        compute_output=_duration(batch.compute_output),
+    )

@@ -1,0 +1,214 @@
+"""One ModelStreamInfer call: requests in, responses out, in the order Triton promises.
+
+Responses of non-decoupled models leave in the order of their requests on this stream; those of decoupled models leave
+at once. Errors travel in-band with the request's id and leave the stream open, unless the client asked for
+``triton_grpc_error``: then the first error of an inference ends the stream with its status.
+
+Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel`` and iterates over the messages to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gateway.dataplane import Reply
+from gateway.grpc_tensors import (
+    ParsedRequest,
+    decode_call,
+    decode_parameters,
+    encode_response,
+    parse_request,
+    parse_version,
+    varint,
+)
+from gateway.proto import service_pb2
+from protocol.errors import ServingError
+
+if TYPE_CHECKING:
+    from gateway.grpc_service import GrpcService
+
+FINAL_RESPONSE = "triton_final_response"
+INFER_RESPONSE_TAG = b"\x12"  # ModelStreamInferResponse field 2, length-delimited
+
+_ModelStreamInferResponse = service_pb2.ModelStreamInferResponse
+
+
+class _Slot:
+    """One request of the stream and, while an earlier one must answer first, what it has to send."""
+
+    __slots__ = ("decoupled", "empty_final", "finished", "held", "id", "model", "request_id", "version")
+
+    def __init__(self, message: Any) -> None:
+        self.model: str = message.model_name
+        self.version: str = message.model_version  # as the client wrote it: errors and empty finals echo it
+        self.request_id: str = message.id
+        self.id = 0  # the data plane's
+        self.decoupled = False
+        self.empty_final = False
+        self.finished = False
+        self.held: list[Reply | bytes] = []
+
+
+class InferStream(AsyncIterator[bytes]):
+    """Invariant: a slot is in ``_running`` until its final reply; a non-decoupled one stays in ``_turns`` until all
+    that was asked before it has left."""
+
+    def __init__(self, service: GrpcService, fail_on_error: bool) -> None:
+        self._service = service
+        self._fail_on_error = fail_on_error
+        self._running: dict[int, _Slot] = {}
+        self._turns: deque[_Slot] = deque()
+        self._ready: deque[tuple[_Slot, Reply | bytes]] = deque()
+        self._half_closed = False
+        self._end: ServingError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # --- from the client ------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """One ModelInferRequest. Never raises: errors are answered in-band."""
+        if self._end is not None:
+            return
+        try:
+            parsed = parse_request(data)
+        except ServingError as error:
+            self.close(error)
+            return
+        slot = _Slot(parsed.message)
+        try:
+            self._submit(slot, parsed)
+        except ServingError as error:
+            slot.finished = True
+            self._turns.extend(() if slot.decoupled else (slot,))
+            message = _ModelStreamInferResponse(error_message=str(error))
+            message.infer_response.id = slot.request_id
+            self._deliver(slot, message.SerializeToString())
+
+    def half_close(self) -> None:
+        """The client sends no more; the stream ends when all its requests are answered."""
+        self._half_closed = True
+        self._wake()
+
+    def cancel(self) -> None:
+        """The client is gone: cancel what runs, drop what is queued. Harmless once the stream has ended."""
+        self._half_closed = True
+        self._abandon()
+        self._wake()
+
+    def close(self, error: ServingError) -> None:
+        """End the stream with a status, once what is ready has left."""
+        if self._end is None:
+            self._end = error
+            self._wake()
+
+    def _submit(self, slot: _Slot, parsed: ParsedRequest) -> None:
+        service = self._service
+        service.refuse_while_draining()
+        signature = service.plane.signature(slot.model, parse_version(slot.version))
+        slot.decoupled = signature.decoupled
+        parameters = decode_parameters(parsed.message)
+        slot.empty_final = parameters.empty_final
+        call = decode_call(parsed, signature, parameters)
+        slot.id = service.plane.infer(call, partial(self._on_reply, slot))
+        self._running[slot.id] = slot
+        self._turns.extend(() if slot.decoupled else (slot,))
+        service.started()
+
+    # --- from the data plane --------------------------------------------------------------------------------------
+
+    def _on_reply(self, slot: _Slot, reply: Reply) -> None:
+        if reply.final:
+            slot.finished = True
+            del self._running[slot.id]
+            self._service.finished()
+        if reply.error is not None and self._fail_on_error:
+            reply.release()
+            self._abandon()
+            self.close(reply.error)
+        elif slot.decoupled and reply.final and not slot.empty_final and not reply.outputs and reply.error is None:
+            reply.release()
+            self._wake()  # it may have been what the end of the stream waited for
+        else:
+            self._deliver(slot, reply)
+
+    def _deliver(self, slot: _Slot, entry: Reply | bytes) -> None:
+        if slot.decoupled:
+            self._ready.append((slot, entry))
+        else:
+            slot.held.append(entry)
+            self._let_turns_go()
+        self._wake()
+
+    def _let_turns_go(self) -> None:
+        """The first in turn sends as it answers; the others wait until it has finished."""
+        turns = self._turns
+        while turns:
+            first = turns[0]
+            self._ready.extend((first, entry) for entry in first.held)
+            first.held.clear()
+            if not first.finished:
+                return
+            turns.popleft()
+
+    def _abandon(self) -> None:
+        for id in self._running:
+            self._service.plane.cancel(id)
+            self._service.finished()
+        self._running.clear()
+        for slot in self._turns:
+            self._ready.extend((slot, entry) for entry in slot.held)
+        self._turns.clear()
+        for _, entry in self._ready:
+            if isinstance(entry, Reply):
+                entry.release()
+        self._ready.clear()
+
+    # --- to the client --------------------------------------------------------------------------------------------
+
+    async def __anext__(self) -> bytes:
+        """The next message. Raises the ServingError that ends the stream, if any."""
+        while not self._ready:
+            if self._end is not None:
+                raise self._end
+            if self._half_closed and not self._running:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        slot, entry = self._ready.popleft()
+        if isinstance(entry, bytes):
+            return entry
+        try:
+            return _encode(slot, entry)
+        finally:
+            entry.release()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _encode(slot: _Slot, reply: Reply) -> bytes:
+    """A ModelStreamInferResponse. A decoupled model's final without outputs echoes the version as it was asked."""
+    error = reply.error
+    if error is None:
+        signature = reply.signature
+        empty = slot.decoupled and reply.final and not reply.outputs
+        version = slot.version if empty else str(signature.version)
+        parameters = {**reply.parameters, FINAL_RESPONSE: reply.final}
+        try:
+            pieces = encode_response(signature.model, version, reply.request_id, parameters, reply.outputs)
+            return b"".join((INFER_RESPONSE_TAG, varint(sum(map(len, pieces))), *pieces))
+        except ServingError as too_large:
+            error = too_large
+    message = _ModelStreamInferResponse(error_message=str(error))
+    response = message.infer_response
+    response.model_name = slot.model
+    response.model_version = slot.version
+    response.id = slot.request_id
+    response.parameters[FINAL_RESPONSE].bool_param = reply.final
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,353 @@
+"""ModelInferRequest bytes to an InferCall, and a Reply to ModelInferResponse bytes (KServe v2 with Triton's additions).
+
+Tensor data must not be copied more often than needed, and protobuf copies twice (into the message, then into a bytes
+object). So raw contents never enter a message: on the way in they are cut out of the request as views, on the way out
+they are appended behind the serialized rest. On the wire both are plain repeated bytes fields:
+
+    ModelInferRequest   | fields 1..6 ...            | 0x3A varint(nbytes) raw | 0x3A varint(nbytes) raw | ...
+    ModelInferResponse  | fields 1..5 ...            | 0x32 varint(nbytes) raw | 0x32 varint(nbytes) raw | ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy
+
+from gateway.dataplane import InferCall, InputTensor, OutputTensor
+from gateway.proto import service_pb2
+from protocol.datatypes import ITEMSIZE
+from protocol.errors import InternalError, InvalidArgument, NotFound, Unsupported
+from protocol.messages import Parameters
+from protocol.signature import Signature
+
+MAX_MESSAGE_NBYTES = 2**31 - 1
+RAW_INPUT_TAG = 0x3A  # field 7, length-delimited
+RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited
+EMPTY_FINAL = "triton_enable_empty_final_response"
+SEQUENCE_START, SEQUENCE_END = 1, 2
+UINT64_MASK = 2**64 - 1
+
+_ModelInferRequest = service_pb2.ModelInferRequest
+_ModelInferResponse = service_pb2.ModelInferResponse
+_LENGTH = Struct("<I")
+
+Pieces = list["bytes | memoryview"]
+
+
+class ParsedRequest(NamedTuple):
+    """A ModelInferRequest without its raw_input_contents, and those as views of the request's bytes."""
+
+    message: Any
+    raw: Pieces
+
+
+class DecodedParameters(NamedTuple):
+    """Request parameters, the reserved ones told apart. ``empty_final``: the client opted in to empty final
+    responses."""
+
+    free: Parameters
+    correlation_id: int | str
+    flags: int
+    priority: int
+    timeout_us: int
+    empty_final: bool
+
+
+# --- wire format --------------------------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    """Protocol buffers' base 128 number, least significant group first."""
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def parse_request(data: bytes) -> ParsedRequest:
+    """Raises InternalError (as gRPC does) where the bytes are no message."""
+    rest: Pieces = []
+    raw: Pieces = []
+    view = memoryview(data)
+    end = len(data)
+    position = kept = 0
+    while position < end:
+        start = position
+        tag = data[position]
+        if tag & 7 != 2 or tag > 0x7F:  # no field of this message: protobuf decides what to make of it
+            return _parse_whole(data)
+        length = shift = 0
+        while True:
+            position += 1
+            if position >= end or shift > 28:
+                return _parse_whole(data)
+            group = data[position]
+            length |= (group & 0x7F) << shift
+            shift += 7
+            if group < 0x80:
+                break
+        position += 1
+        if position + length > end:
+            return _parse_whole(data)
+        if tag == RAW_INPUT_TAG:
+            rest.append(view[kept:start])
+            raw.append(view[position : position + length])
+            kept = position + length
+        position += length
+    rest.append(view[kept:])
+    return ParsedRequest(parse_message(_ModelInferRequest, b"".join(rest)), raw)
+
+
+def _parse_whole(data: bytes) -> ParsedRequest:
+    message = parse_message(_ModelInferRequest, data)
+    return ParsedRequest(message, list(message.raw_input_contents))
+
+
+def parse_message(kind: Any, data: bytes) -> Any:
+    """Raises InternalError where the bytes are no message of that kind."""
+    try:
+        return kind.FromString(data)
+    except Exception as error:  # DecodeError's home differs between protobuf's implementations
+        raise InternalError("Unable to parse request") from error
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def parse_version(text: str) -> int:
+    """A model version as gRPC carries it: "" is -1, and like C++'s stol what follows the digits is ignored."""
+    if not text:
+        return -1
+    digits = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
+    version = int(digits[1][:24]) if digits else 2**63
+    if not -(2**63) <= version < 2**63:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if version < 0:
+        raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return version
+
+
+def decode_call(parsed: ParsedRequest, signature: Signature, parameters: DecodedParameters) -> InferCall:
+    """The call; its inputs view the request's bytes. Raises InvalidArgument, NotFound or Unsupported."""
+    message = parsed.message
+    model = message.model_name
+    raw = iter(parsed.raw)
+    inputs: list[InputTensor] = []
+    for tensor in message.inputs:
+        datatype = tensor.datatype if tensor.datatype in ITEMSIZE else "<invalid>"
+        inputs.append(
+            InputTensor(tensor.name, datatype, list(tensor.shape), _input_data(tensor, model, parsed.raw, raw))
+        )
+    return InferCall(
+        model,
+        signature.version,
+        inputs,
+        message.id,
+        [_requested_output(output) for output in message.outputs],
+        parameters.free,
+        parameters.correlation_id,
+        parameters.flags,
+        parameters.priority,
+        parameters.timeout_us,
+        None,
+        signature,
+    )
+
+
+def decode_parameters(message: Any) -> DecodedParameters:
+    """Raises InvalidArgument where a value has the wrong type or a key is reserved."""
+    free: Parameters = {}
+    correlation_id: int | str = 0
+    flags = priority = timeout_us = 0
+    empty_final = False
+    for name, parameter in message.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if name == "sequence_id":
+            value = _expect(name, parameter, kind, "int64_param", "string_param")
+            correlation_id = value if isinstance(value, str) else value & UINT64_MASK
+        elif name == "sequence_start":
+            flags |= SEQUENCE_START if _expect(name, parameter, kind, "bool_param") else 0
+        elif name == "sequence_end":
+            flags |= SEQUENCE_END if _expect(name, parameter, kind, "bool_param") else 0
+        elif name == "priority":
+            priority = _expect(name, parameter, kind, "int64_param", "uint64_param")
+            if priority < 0:
+                raise InvalidArgument("invalid value for 'priority', expected value >= 0.")
+        elif name == "timeout":
+            timeout_us = _expect(name, parameter, kind, "int64_param") & UINT64_MASK
+        elif name == EMPTY_FINAL:
+            empty_final = _expect(name, parameter, kind, "bool_param")
+        elif name.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            )
+        elif kind is None or kind == "uint64_param":
+            raise InvalidArgument(
+                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+            )
+        else:
+            free[name] = getattr(parameter, kind)
+    return DecodedParameters(free, correlation_id, flags, priority, timeout_us, empty_final)
+
+
+def _expect(name: str, parameter: Any, kind: str | None, *kinds: str) -> Any:
+    if kind not in kinds:
+        raise InvalidArgument(f"invalid value type for '{name}' parameter, expected {' or '.join(kinds)}.")
+    return getattr(parameter, kind)
+
+
+def _input_data(tensor: Any, model: str, raw: Pieces, next_raw: Iterator[bytes | memoryview]) -> bytes | memoryview:
+    """Where an input's bytes come from. ``next_raw`` counts only the inputs that are not in shared memory."""
+    typed = tensor.HasField("contents")
+    if len(tensor.parameters):
+        region = _region(tensor)
+        if region is not None and typed:
+            raise InvalidArgument(
+                f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
+                f"for model '{model}'"
+            )
+        if region is not None:
+            raise NotFound(f"Unable to find shared memory region: '{region}'")
+    if typed:
+        if raw:
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+                f"for model '{model}'"
+            )
+        return _typed_data(tensor, model)
+    data = next(next_raw, None)
+    if data is not None:
+        return data
+    raise InvalidArgument(f"unable to find data for input tensor '{tensor.name}' for model '{model}' in request.")
+
+
+# Field of InferTensorContents, the datatype it carries, its numpy type, and narrower datatypes cut from its elements.
+_CONTENTS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    ("bool_contents", "BOOL", "?", {}),
+    ("int_contents", "INT32", "<i4", {"INT8": "i1", "INT16": "<i2"}),
+    ("int64_contents", "INT64", "<i8", {}),
+    ("uint_contents", "UINT32", "<u4", {"UINT8": "u1", "UINT16": "<u2"}),
+    ("uint64_contents", "UINT64", "<u8", {}),
+    ("fp32_contents", "FP32", "<f4", {}),
+    ("fp64_contents", "FP64", "<f8", {}),
+    ("bytes_contents", "BYTES", "", {}),
+)
+
+
+def _typed_data(tensor: Any, model: str) -> bytes:
+    """Typed contents in binary form; integers wrap when cut to a narrower datatype, as in C++."""
+    data = b""
+    contents = tensor.contents
+    datatype = tensor.datatype
+    for field, carried, number, narrower in _CONTENTS:
+        elements = getattr(contents, field)
+        count = len(elements)
+        if not count:
+            continue
+        refusal = f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}'"
+        if data:
+            raise InvalidArgument(f"{refusal}, binary data was already supplied.")
+        if datatype != carried and datatype not in narrower:
+            expected = datatype if datatype in ITEMSIZE else "<invalid>"
+            raise InvalidArgument(f"{refusal} of type '{carried}', expected datatype '{expected}'")
+        if carried == "BYTES":
+            data = b"".join(piece for element in elements for piece in (_LENGTH.pack(len(element)), element))
+        else:
+            array = numpy.fromiter(elements, number, count)
+            data = array.astype(narrower.get(datatype, number), copy=False).tobytes()
+    return data
+
+
+def _requested_output(output: Any) -> str:
+    """The name. Client shared memory and classification are refused: they are not served yet."""
+    name: str = output.name
+    if len(output.parameters):
+        region = _region(output)
+        classification = output.parameters.get("classification")
+        if classification is not None:
+            if classification.WhichOneof("parameter_choice") != "int64_param":
+                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+            if classification.int64_param <= 0:
+                raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+            if region is not None:
+                raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+            raise Unsupported(f"classification of output '{name}' is not supported")
+        if region is not None:
+            raise NotFound(f"Unable to find shared memory region: '{region}'")
+    return name
+
+
+def _region(tensor: Any) -> str | None:
+    """The client's shared memory region that a tensor names, with the types of its parameters checked."""
+    parameters = tensor.parameters
+    region: str | None = None
+    if "shared_memory_region" in parameters:
+        region = _region_parameter(tensor, "shared_memory_region", "string_param")
+    for name in ("shared_memory_offset", "shared_memory_byte_size"):
+        if name in parameters:
+            if region is None:
+                raise InvalidArgument(
+                    f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor.name}'"
+                )
+            _region_parameter(tensor, name, "int64_param")
+    if region is not None and "shared_memory_byte_size" not in parameters:
+        raise InvalidArgument(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    return region
+
+
+def _region_parameter(tensor: Any, name: str, kind: str) -> Any:
+    parameter = tensor.parameters[name]
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise InvalidArgument(f"invalid value type for '{name}' parameter for tensor '{tensor.name}', expected {kind}.")
+    return getattr(parameter, kind)
+
+
+# --- responses ----------------------------------------------------------------------------------------------------
+
+
+def encode_response(
+    model: str, version: str, request_id: str, parameters: Parameters, outputs: list[OutputTensor]
+) -> Pieces:
+    """A ModelInferResponse in pieces (tensor data by reference), for one join. Raises InvalidArgument if too large."""
+    message = _ModelInferResponse(model_name=model, model_version=version, id=request_id)
+    for name, value in parameters.items():
+        set_parameter(message.parameters[name], value)
+    data: Pieces = []
+    nbytes = 0
+    for name, datatype, shape, raw in outputs:
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
+        data.append(RAW_OUTPUT_TAG + varint(len(raw)))
+        data.append(raw)
+        nbytes += len(data[-2]) + len(raw)
+    head = message.SerializeToString()
+    nbytes += len(head)
+    if nbytes > MAX_MESSAGE_NBYTES:
+        raise InvalidArgument(
+            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."
+        )
+    return [head, *data]
+
+
+def set_parameter(target: Any, value: bool | int | float | str) -> None:
+    """An InferParameter of the value's type (bool before int: it is one in Python)."""
+    if isinstance(value, bool):
+        target.bool_param = value
+    elif isinstance(value, int):
+        target.int64_param = value
+    elif isinstance(value, float):
+        target.double_param = value
+    else:
+        target.string_param = value
