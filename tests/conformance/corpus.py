@@ -1,0 +1,17 @@
+"""The corpus: every case that ours and the real Triton must answer alike. Names are unique; they key the record."""
+
+from __future__ import annotations
+
+from tests.conformance import grpc_cases, http_cases, http_error_cases, model_cases, server_cases
+
+CASES = [
+    *http_cases.CASES,
+    *http_error_cases.CASES,
+    *grpc_cases.CASES,
+    *model_cases.CASES,
+    *server_cases.CASES,
+]
+REPOSITORIES = ("conformance", "broken")
+
+_names = [case.name for case in CASES]
+assert len(set(_names)) == len(_names), sorted({name for name in _names if _names.count(name) > 1})

@@ -1,0 +1,153 @@
+"""Sends one case to a server and returns its answers as plain JSON values, fit to be compared and recorded.
+
+What must differ between two servers (paths, ports, times, the server's version) is replaced here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import zlib
+from http.client import HTTPException, HTTPResponse
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from tests.conformance.requests import JSON_LENGTH, Case, Http, Rpc, Scrape, Step, Stream, http
+
+TIMEOUT_S = 10.0
+Answer = dict[str, Any]
+
+# Each is (what differs, what stands for it). The texts may be JSON within JSON, so quotes may be escaped.
+_SUBSTITUTES = (
+    (r'(\\*"version\\*": ?\\*")\d+\.\d+\.\d+[^"\\]*', r"\1<version>"),
+    (r'("ns": ?)\d+', r"\g<1>0"),
+    (r'("last_inference": ?)[1-9]\d*', r"\g<1>1"),
+    (r'[^\s"]*/triton_python_backend_utils\.py\(\d+\)', "<triton_python_backend_utils>"),
+    # Frames of the import system: they depend on the interpreter of the model.
+    (r"(?:\\n|\n)  <frozen importlib[^\n\\]*", ""),
+)
+
+
+class Address(NamedTuple):
+    """Where a server under test listens, and the repository it serves (as it may appear in texts)."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    repository: str
+
+
+class Replayer:
+    """Replays cases against one server. Holds one gRPC channel; HTTP gets a new connection for each request."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        options = [("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{address.grpc_port}", options)
+        self._service = GRPCInferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def answers(self, case: Case) -> list[Answer]:
+        return [self._normalised(self._answer(step)) for step in case.steps]
+
+    def _answer(self, step: Step) -> Answer:
+        if isinstance(step, Http):
+            return send_http(self._address.http_port, step)
+        if isinstance(step, Rpc):
+            return self._call(step)
+        if isinstance(step, Stream):
+            return self._stream(step)
+        return scrape(self._address.metrics_port, step)
+
+    def _call(self, step: Rpc) -> Answer:
+        try:
+            method = getattr(self._service, step.method)
+            response = method(step.request, metadata=step.metadata, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return {"code": error.code().name, "message": error.details()}
+        return {"code": "OK", "response": MessageToDict(response, preserving_proto_field_name=True)}
+
+    def _stream(self, step: Stream) -> Answer:
+        responses: list[Any] = []
+        answer: Answer = {"code": "OK", "responses": responses}
+        try:
+            call = self._service.ModelStreamInfer(iter(step.requests), metadata=step.metadata, timeout=TIMEOUT_S)
+            responses.extend(MessageToDict(response, preserving_proto_field_name=True) for response in call)
+        except grpc.RpcError as error:
+            answer.update(code=error.code().name, message=error.details())
+        return answer
+
+    def _normalised(self, answer: Answer) -> Answer:
+        text = json.dumps(answer).replace(self._address.repository, "<repository>")
+        normalised: Answer = json.loads(text, object_hook=_substitute)
+        return normalised
+
+
+def _substitute(value: dict[str, Any]) -> dict[str, Any]:
+    """The strings that are whole documents or messages are substituted as text, the figures of gRPC by name."""
+    value.pop("ns", None)
+    for key, item in value.items():
+        if isinstance(item, str):
+            value[key] = _substituted_text(key, item)
+    return value
+
+
+def _substituted_text(key: str, text: str) -> str:
+    if key == "last_inference":
+        return "1"
+    if key == "version" and re.fullmatch(r"\d+\.\d+\.\d+.*", text):
+        return "<version>"
+    for pattern, replacement in _SUBSTITUTES:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------
+
+
+def send_http(port: int, step: Http) -> Answer:
+    """Status, the headers that matter and the body: text, or JSON text and binary part where a header tells so."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+            connection.sendall(step.head.encode("latin-1") + step.body)
+            method = step.head.split(" ", 1)[0]
+            response = HTTPResponse(connection, method=method)
+            response.begin()
+            body = response.read()
+    except TimeoutError:
+        return {"status": "no answer"}
+    except (HTTPException, ConnectionError):
+        return {"status": "closed"}
+    return _http_answer(response, body)
+
+
+def _http_answer(response: HTTPResponse, body: bytes) -> Answer:
+    answer: Answer = {"status": response.status}
+    encoding = response.headers.get("Content-Encoding")
+    if encoding:
+        answer["encoding"] = encoding
+        body = gzip.decompress(body) if encoding == "gzip" else zlib.decompress(body)
+    if response.status == 200 and body:
+        # Of errors only the body counts: Triton labels some of them text/plain.
+        answer["type"] = response.headers.get("Content-Type")
+    length = response.headers.get(JSON_LENGTH)
+    if length is not None:
+        answer["binary"] = body[int(length) :].hex()
+        body = body[: int(length)]
+    answer["body"] = body.decode("utf-8", "surrogateescape")  # BYTES in JSON need not be UTF-8
+    return answer
+
+
+def scrape(port: int, step: Scrape) -> Answer:
+    answer = send_http(port, http(step.method, step.path))
+    if answer.get("body") and step.model:
+        lines = [line for line in answer["body"].splitlines() if f'model="{step.model}"' in line]
+        answer["body"] = "\n".join(sorted(line for line in lines if "duration" not in line))
+    return answer
