@@ -98,6 +98,10 @@ class Registry:
             raise InvalidArgument(f"requested model version is not available for model '{model}'")
         return chosen
 
+    def loading(self) -> list[str]:
+        """The models of which a version is still coming up."""
+        return sorted({one.name for one in self if one.state is VersionState.LOADING})
+
     def index(self, ready: bool) -> list[IndexEntry]:
         rows = []
         for name, versions in sorted(self._models.items()):

@@ -1,0 +1,40 @@
+"""The statistics extension's figures of a model version, out of its recorder (spec of the counts: KServe v2, Triton)."""
+
+from __future__ import annotations
+
+from broker.model import ModelVersion
+from metrics.recorder import BatchRecord
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+
+
+def statistics(version: ModelVersion) -> ModelStatistics:
+    """Every duration of a successful request counts once for it; its compute times are its batch's, in full."""
+    one = version.recorder
+    nothing = Duration(0, 0)
+    return ModelStatistics(
+        name=version.name,
+        version=version.version,
+        last_inference_ms=one.last_inference_ms,
+        inference_count=one.inference_count,
+        execution_count=one.execution_count,
+        inference_stats=InferStatistics(
+            success=Duration(one.success, one.success_ns),
+            fail=Duration(one.fail_count, one.fail_ns),
+            queue=Duration(one.success, one.queue_ns),
+            compute_input=Duration(one.success, one.compute_input_ns),
+            compute_infer=Duration(one.success, one.compute_infer_ns),
+            compute_output=Duration(one.success, one.compute_output_ns),
+            cache_hit=nothing,
+            cache_miss=nothing,
+        ),
+        batch_stats=[_batch(size, record) for size, record in sorted(one.batches.items())],
+    )
+
+
+def _batch(size: int, record: BatchRecord) -> BatchStatistics:
+    return BatchStatistics(
+        size,
+        Duration(record.count, record.input_ns),
+        Duration(record.count, record.infer_ns),
+        Duration(record.count, record.output_ns),
+    )

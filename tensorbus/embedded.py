@@ -1,0 +1,49 @@
+"""Gateway and broker in one process: the gateway's Bus by plain calls into the broker's shell."""
+
+from __future__ import annotations
+
+from broker.server import BrokerServer
+from broker.statistics import statistics
+from gateway.bus import Frames, ReplySink
+from protocol.messages import Request
+from protocol.signature import IndexEntry, Signature
+from protocol.statistics import ModelStatistics
+
+
+class EmbeddedBus:
+    """A gateway.bus.Bus. Runs on the loop of both."""
+
+    def __init__(self, broker: BrokerServer, strict_readiness: bool) -> None:
+        self._broker = broker
+        self._registry = broker.core.registry
+        self._strict_readiness = strict_readiness
+
+    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
+        self._broker.submit(request, frames, sink)
+
+    def cancel(self, request_id: int) -> None:
+        self._broker.cancel(request_id)
+
+    def release(self, origin: str, lease: int) -> None:
+        self._broker.release(origin, lease)
+
+    def signature(self, model: str, version: int) -> Signature:
+        return self._registry.signature(model, version)
+
+    def versions(self, model: str) -> list[int]:
+        return self._registry.ready_versions(model)
+
+    def live(self) -> bool:
+        return not self._broker.core.stopping
+
+    def ready(self) -> bool:
+        return self.live() and (not self._strict_readiness or self._registry.all_ready())
+
+    def model_ready(self, model: str, version: int) -> bool:
+        return self._registry.model_ready(model, version)
+
+    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
+        return [statistics(one) for one in self._registry.select(model, version)]
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        return self._registry.index(ready)

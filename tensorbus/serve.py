@@ -1,0 +1,230 @@
+"""``tensorbus serve``: gateway, broker and launcher in one process and one event loop, told from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker.core import Core
+from broker.events import ModelSaid, StopServing
+from broker.model import VersionState
+from broker.server import BrokerServer
+from broker.settings import BrokerSettings
+from metrics.endpoint import MetricsEndpoint
+from metrics.recorder import Recorder
+from protocol.errors import InternalError, InvalidArgument, ServingError
+from protocol.messages import Handle
+from shm.segment import default_directory
+from shm.store import Reader, Store
+from shm.sweep import sweep
+from stub.launcher import Launcher
+from tensorbus.embedded import EmbeddedBus
+from tensorbus.logs import log_line
+from tensorbus.repository import load_repositories
+from tensorbus.settings import ServeSettings
+from tensorbus.tables import models_table
+
+if TYPE_CHECKING:
+    from gateway.grpc_engine import GrpcEngine
+    from gateway.http_front import HttpFront
+
+log = structlog.get_logger()
+
+_NONCE_BYTES = 32
+_HOUSEKEEPING_S = 1.0
+
+
+class Server:
+    """Everything that runs in the process. ``start`` raises ServingError, and then ``stop`` cleans up all the same."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._run_dir = tempfile.mkdtemp(prefix="tensorbus-")  # 0700: the bus and nothing else
+        self._shm_directory = default_directory()
+        sweep(self._shm_directory)
+        self._store = Store(self._shm_directory)
+        self._reader = Reader(self._shm_directory)
+        self.recorder = Recorder()
+        self._http: HttpFront | None = None
+        self._grpc: GrpcEngine | None = None
+        self._metrics: MetricsEndpoint | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+        bus = f"ipc://{self._run_dir}/bus"
+        self._launcher = Launcher(bus, self._run_dir, self._shm_directory, self._on_exit)
+        self.broker = BrokerServer(
+            self._core(bus), bus, self._reader, self._shm_directory, self._launcher.spawn, self._launcher.kill, _said
+        )
+
+    def _core(self, bus: str) -> Core:
+        settings = self._settings
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        block = self._store.allocate(_NONCE_BYTES)
+        block.view[:] = nonce
+        broker_settings = BrokerSettings(
+            bus=bus,
+            shm_directory=self._shm_directory,
+            model_repositories=settings.model_repository,
+            auto_complete=not settings.disable_auto_complete_config,
+            load_concurrency=settings.model_load_thread_count,
+        )
+        epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+        return Core(broker_settings, self.recorder, Handle(block.segment, block.offset, block.nbytes), nonce, epoch_ms)
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def _on_exit(self, key: str, status: int) -> None:
+        self.broker.stub_died(key, status)
+
+    async def start(self) -> None:
+        await self._launcher.start()
+        self.broker.start()
+        # The fronts' imports take as long as a model's: both at once.
+        fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts)
+        settings = self._settings
+        if not settings.model_repository:
+            raise InvalidArgument("--model-repository must be specified")
+        await load_repositories(self.broker, settings.model_repository, not settings.disable_auto_complete_config)
+        await fronts
+        index = self.broker.core.registry.index(ready=False)
+        log.info(models_table(index))
+        if settings.exit_on_error and any(row.state != VersionState.READY.value for row in index):
+            log.error("failed to load all models")
+            raise InternalError("failed to load all models")
+        await self._start_fronts()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def _start_fronts(self) -> None:
+        """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
+        from gateway.dataplane import DataPlane
+        from gateway.grpc_engine import GrpcEngine
+        from gateway.grpc_service import GrpcService
+        from gateway.http_front import HttpFront
+
+        settings = self._settings
+        bus = EmbeddedBus(self.broker, settings.strict_readiness)
+        dataplane = DataPlane(bus, self._store, self._reader, settings.id)
+        if settings.allow_grpc:
+            self._grpc = GrpcEngine(GrpcService(dataplane), settings.grpc_address, settings.grpc_port)
+            await self._grpc.start()
+            log.info(f"Started GRPCInferenceService at {settings.grpc_address}:{self._grpc.port}")
+        if settings.allow_http:
+            self._http = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
+            await self._http.start()
+            log.info(f"Started HTTPService at {settings.http_address}:{self._http.port}")
+        if settings.allow_metrics:
+            self._start_metrics()
+
+    def _start_metrics(self) -> None:
+        settings = self._settings
+        address = settings.metrics_address or settings.http_address
+        endpoint = MetricsEndpoint(self.recorder, address, settings.metrics_port)
+        try:
+            endpoint.start()
+        except OSError as error:
+            log.error("failed to start Metrics service", cause=str(error))
+            return
+        self._metrics = endpoint
+        log.info(f"Started Metrics Service at {address}:{endpoint.port}")
+
+    async def _keep_house(self) -> None:
+        """Gives memory back that has not been used for a while."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self._store.trim(time.monotonic())
+            self._reader.trim()
+
+    # --- stop -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> bool:
+        """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
+        deadline = time.monotonic() + self._settings.exit_timeout_secs
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        self.broker.post(StopServing())
+        fronts = [front.drain(deadline) for front in (self._http, self._grpc) if front is not None]
+        log.info("Waiting for in-flight requests to complete.")
+        drained = await self._within(deadline, self._drained)
+        await asyncio.gather(*fronts)
+        log.info("All models are stopped, unloading models")
+        finished = drained and await self._within(deadline, lambda: not self.broker.core.processes)
+        if self._metrics is not None:
+            self._metrics.close()
+        await self._launcher.close()
+        self.broker.close()
+        self._reader.close()
+        self._store.close()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        return finished
+
+    def _drained(self) -> bool:
+        return not self.broker.core.in_flight()
+
+    async def _within(self, deadline: float, done: Callable[[], bool]) -> bool:
+        """Waits for ``done``, saying each second what is still in flight."""
+        say_at = time.monotonic() + 1
+        while not done():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if now >= say_at:
+                say_at += 1
+                self._say_in_flight(deadline - now)
+            await asyncio.sleep(0.01)
+        return True
+
+    def _say_in_flight(self, left_s: float) -> None:
+        in_flight = self.broker.core.in_flight()
+        log.info(f"Timeout {left_s:.0f}: Found {len(in_flight)} model versions that have in-flight inferences")
+        for name, count in in_flight.items():
+            log.info(f"Model {name} has {count} in-flight inferences")
+
+
+def _import_fronts() -> None:
+    from gateway import grpc_engine, grpc_service, http_front
+
+    assert grpc_engine and grpc_service and http_front
+
+
+def _said(line: ModelSaid) -> None:
+    log_line(line.level, line.file, line.line, line.text)
+
+
+async def serve(settings: ServeSettings) -> int:
+    """Until SIGINT or SIGTERM; the exit code. A second signal ends it at once."""
+    loop = asyncio.get_running_loop()
+    server = Server(settings)
+    stopped = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stopped.is_set():
+            os._exit(1)  # the fork server sees our end, and cleans up
+        log.info(f"Signal ({number}) received.")
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    start = asyncio.create_task(server.start())
+    try:
+        await asyncio.wait([start, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            start.result()
+            await stopped.wait()
+    except ServingError as error:
+        await server.stop()
+        print(f"error: creating server: {error.status_text().replace(': ', ' - ', 1)}", file=sys.stderr)
+        return 1
+    start.cancel()
+    if await server.stop():
+        return 0
+    log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+    return 1
