@@ -216,7 +216,7 @@ class DataPlane:
         blocks: list[Block] = [] if call.block is None else [call.block]
         try:
             signature = call.signature or self.bus.signature(call.model, call.version)
-            shapes = self.checker(signature).check(call)
+            shapes = self.checker(signature).check(call.request_id, call.inputs, call.outputs)
             id = next(self._ids)
             frames: list[memoryview | bytes] = []
             request = Request(
