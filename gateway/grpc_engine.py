@@ -22,7 +22,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server on the port would steal half the connections
 )
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_FLUSH_S = 1.0  # what the last answers get to leave, whatever the deadline
+_FLUSH_S = 1.0  # for the last answers to leave; less if they have left sooner
 
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
@@ -55,10 +55,8 @@ class GrpcEngine(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new inferences, let those that run finish, close. What still runs at the deadline is cancelled."""
-        started = asyncio.get_running_loop().time()
-        await self._service.drain(timeout_s)
-        left_s = started + timeout_s - asyncio.get_running_loop().time()
-        await self._server.stop(max(_FLUSH_S, left_s))
+        all_answered = await self._service.drain(timeout_s)
+        await self._server.stop(_FLUSH_S if all_answered else None)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """grpcio asks for the handler of a method; None makes it answer UNIMPLEMENTED."""

@@ -95,14 +95,15 @@ class GrpcService:
 
     # --- life -----------------------------------------------------------------------------------------------------
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new inferences, wait for those that run, then end the open streams."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new inferences, wait for those that run, then end the open streams. False: some still run."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_future()
         if self._running:
             await asyncio.wait((self._draining,), timeout=timeout_s)
         for stream in list(self._streams):
             stream.close(Unavailable(SHUTTING_DOWN))
+        return not self._running
 
     def refuse_while_draining(self) -> None:
         if self._draining is not None:

@@ -31,7 +31,6 @@ DATATYPES = {
     "FP32": numpy.float32,
     "FP64": numpy.float64,
     "BYTES": numpy.object_,
-    "BF16": numpy.float32,
 }
 
 

@@ -9,7 +9,6 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.grpc_bus import signature
 
 from gateway.dataplane import InferCall, OutputTensor
 from gateway.grpc_tensors import (
@@ -22,6 +21,7 @@ from gateway.grpc_tensors import (
 )
 from gateway.proto import service_pb2
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
+from tests.gateway.grpc_bus import signature
 
 Request = service_pb2.ModelInferRequest
 Contents = service_pb2.InferTensorContents
@@ -282,7 +282,7 @@ def test_a_parameter_of_the_wrong_type_is_refused(name: str, value: Any, expecte
 
 
 def test_a_negative_priority_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="^invalid value for 'priority', expected value >= 0.$"):
+    with pytest.raises(InvalidArgument, match=r"^invalid value for 'priority', expected value >= 0\.$"):
         decode_parameters(parameters(priority=Parameter(int64_param=-1)))
 
 
