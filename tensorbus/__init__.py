@@ -1,0 +1,1 @@
+"""The command: settings, logging and the services put together. Imports all, nobody imports it."""

@@ -1,0 +1,352 @@
+"""tritonserver's command line flags: the table, and how each reads its value.
+
+A flag sets the field of the same name in ServeSettings, or is accepted without effect, or is known and only accepted
+with a value that needs nothing we do not offer. Texts are Triton's where scripts look for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+Reader = Callable[[str], Any]  # the value of a flag's text; raises ValueError with the reason
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text is the reason, "" for --help."""
+
+
+class Flag(NamedTuple):
+    name: str  # without the dashes
+    group: str
+    read: Reader | None  # None: takes no value
+    help: str = ""
+    shape: str = ""  # of the value, for the usage
+    repeatable: bool = False
+    ignored: bool = False  # accepted without effect, with a warning
+    inert: tuple[Any, ...] | None = None  # known, but only these values are offered
+    instead: str = ""  # deprecated: what to use
+
+
+class BackendSetting(NamedTuple):
+    """``--backend-config=<backend>,<key>=<value>``; backend "" is every backend."""
+
+    backend: str
+    key: str
+    value: str
+
+
+# --- readers ------------------------------------------------------------------------------------------------------
+
+
+def boolean(text: str) -> bool:
+    value = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}.get(text.lower())
+    if value is None:
+        raise ValueError(f"invalid value for bool option: {text}")
+    return value
+
+
+def integer(minimum: int = -(2**31), maximum: int = 2**31 - 1) -> Reader:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            raise ValueError(f"Invalid option value. Got {text}")
+        if len(text) > 20 or not minimum <= int(text) <= maximum:
+            raise ValueError(f"Provided option value is out of bound. Got {text}")
+        return int(text)
+
+    return read
+
+
+def verbosity(text: str) -> int:
+    level = {"true": 1, "false": 0}.get(text.lower())
+    return max(0, integer()(text)) if level is None else level
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"Invalid option value. Got {text}") from None
+
+
+def above_zero(flag: str, maximum: int) -> Reader:
+    def read(text: str) -> int:
+        value: int = integer(-(2**63), maximum)(text)
+        if value <= 0:
+            raise ValueError(f"Error: --{flag} must be greater than 0.")
+        return value
+
+    return read
+
+
+def one_of(flag: str, *values: str) -> Reader:
+    """One of ``values``, in any case when they are lower case themselves."""
+
+    def read(text: str) -> str:
+        for value in values:
+            if text == value or text.lower() == value:
+                return value
+        raise ValueError(f"invalid argument for --{flag}")
+
+    return read
+
+
+def grpc_threads(text: str) -> int:
+    value: int = integer()(text)
+    if not 2 <= value <= 128:
+        raise ValueError("invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
+    return value
+
+
+def name_of_config(text: str) -> str:
+    if not text:
+        raise ValueError("Error: empty argument for --model-config-name")
+    return text
+
+
+def _scoped(text: str) -> tuple[str | None, str, str]:
+    """``scope,key=value`` or ``key=value`` (scope None); a part that is missing is ""."""
+    left, _, value = text.partition("=")
+    scope, comma, key = left.partition(",")
+    return (scope, key, value) if comma else (None, left, value)
+
+
+def backend_setting(text: str) -> BackendSetting:
+    backend, key, value = _scoped(text)
+    if backend == "":
+        raise ValueError(
+            "No backend specified. --backend-config option format is "
+            f"<backend name>,<setting>=<value> or <setting>=<value>. Got {text}"
+        )
+    if not (key and value):
+        raise ValueError(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}")
+    return BackendSetting(backend or "", key, value)
+
+
+def metrics_setting(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    if not key or not value or "," in key:
+        raise ValueError(f"--metrics-config option format is <setting>=<value>. Got {text}")
+    return key, value.lower()
+
+
+def starts_tracing(text: str) -> bool:
+    """Whether a ``--trace-config`` turns tracing on: only ``level`` does."""
+    mode, key, value = _scoped(text)
+    if mode == "" or not (key and value):
+        raise ValueError(f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {text}")
+    return key == "level" and traces_level(value)
+
+
+def traces_level(text: str) -> bool:
+    if text.lower() in ("off", "false"):
+        return False
+    if text.lower() in ("on", "true", "min", "max", "timestamps", "tensors"):
+        return True
+    raise ValueError(f"invalid value for trace level option: {text}")
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+_PORT = integer(0, 65535)
+_COUNT = integer(0)
+_SIZE = integer(0, 2**63 - 1)
+
+
+def _ignored(name: str, group: str, read: Reader = str) -> Flag:
+    return Flag(name, group, read, ignored=True)
+
+
+def _later(name: str, group: str, read: Reader, *inert: Any, repeatable: bool = False, instead: str = "") -> Flag:
+    return Flag(name, group, read, inert=inert, repeatable=repeatable, instead=instead)
+
+
+_REPOSITORY = "directory of models; may be given several times"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("help", "", None, "print this text"),
+    Flag("id", "Server", str, "name of this server in its metadata", "string"),
+    Flag("exit-timeout-secs", "Server", _COUNT, "how long the exit waits for requests in flight", "seconds"),
+    Flag("log-verbose", "Logging", verbosity, "show verbose messages up to this level; 0 shows none", "integer"),
+    Flag("log-info", "Logging", boolean, "show information", "boolean"),
+    Flag("log-warning", "Logging", boolean, "show warnings", "boolean"),
+    Flag("log-error", "Logging", boolean, "show errors", "boolean"),
+    Flag("log-format", "Logging", one_of("log-format", "default", "ISO8601"), "form of a line", "default|ISO8601"),
+    Flag("log-file", "Logging", str, "append every line to this file instead of stdout and stderr", "path"),
+    Flag("model-repository", "Model Repository", str, _REPOSITORY, "path", repeatable=True),
+    Flag("model-store", "Model Repository", str, "the same as --model-repository", "path", repeatable=True),
+    Flag("exit-on-error", "Model Repository", boolean, "exit if a model fails to load at start", "boolean"),
+    Flag(
+        "disable-auto-complete-config",
+        "Model Repository",
+        None,
+        "do not complete model configurations: each must be there and whole",
+    ),
+    Flag(
+        "strict-readiness", "Model Repository", boolean, "ready only while every model is; else once started", "boolean"
+    ),
+    Flag(
+        "model-control-mode",
+        "Model Repository",
+        one_of("model-control-mode", "none", "poll", "explicit"),
+        "none: load all models at start and leave it at that",
+        "none",
+        inert=("none",),
+    ),
+    Flag("model-load-thread-count", "Model Repository", integer(1), "how many models load at the same time", "integer"),
+    _ignored("repository-poll-secs", "Model Repository", _COUNT),
+    _later("load-model", "Model Repository", str, repeatable=True),
+    _later("model-config-name", "Model Repository", name_of_config),
+    _later("model-load-retry-count", "Model Repository", _COUNT, 0),
+    _later("model-namespacing", "Model Repository", boolean, False),
+    _ignored("enable-peer-access", "Model Repository", boolean),
+    Flag("allow-http", "HTTP", boolean, "serve HTTP", "boolean"),
+    Flag("http-address", "HTTP", str, "address to listen on", "address"),
+    Flag("http-port", "HTTP", _PORT, "port to listen on; 0 takes a free one", "port"),
+    Flag(
+        "http-max-input-size",
+        "HTTP",
+        above_zero("http-max-input-size", 2**63 - 1),
+        "largest JSON, raw or inflated request in bytes; binary tensors behind a JSON header are not limited",
+        "bytes",
+    ),
+    _ignored("http-thread-count", "HTTP", integer()),
+    _later("reuse-http-port", "HTTP", boolean, False),
+    _later("http-header-forward-pattern", "HTTP", str, ""),
+    _later("http-restricted-api", "HTTP", str, repeatable=True),
+    Flag("allow-grpc", "GRPC", boolean, "serve gRPC", "boolean"),
+    Flag("grpc-address", "GRPC", str, "address to listen on", "address"),
+    Flag("grpc-port", "GRPC", _PORT, "port to listen on; 0 takes a free one", "port"),
+    _later("reuse-grpc-port", "GRPC", boolean, False),
+    _later("grpc-header-forward-pattern", "GRPC", str, ""),
+    _ignored("grpc-infer-thread-count", "GRPC", grpc_threads),
+    _ignored("grpc-infer-allocation-pool-size", "GRPC", integer()),
+    _later("grpc-max-response-pool-size", "GRPC", above_zero("grpc-max-response-pool-size", 2**31 - 1), 2**31 - 1),
+    _later("grpc-use-ssl", "GRPC", boolean, False),
+    _later("grpc-use-ssl-mutual", "GRPC", boolean, False),
+    _ignored("grpc-server-cert", "GRPC"),
+    _ignored("grpc-server-key", "GRPC"),
+    _ignored("grpc-root-cert", "GRPC"),
+    _later(
+        "grpc-infer-response-compression-level",
+        "GRPC",
+        one_of("grpc_infer_response_compression_level", "none", "low", "medium", "high"),
+        "none",
+    ),
+    _later("grpc-keepalive-time", "GRPC", integer(), 7200000),
+    _later("grpc-keepalive-timeout", "GRPC", integer(), 20000),
+    _later("grpc-keepalive-permit-without-calls", "GRPC", boolean, False),
+    _later("grpc-http2-max-pings-without-data", "GRPC", integer(), 2),
+    _later("grpc-http2-min-recv-ping-interval-without-data", "GRPC", integer(), 300000),
+    _later("grpc-http2-max-ping-strikes", "GRPC", integer(), 2),
+    _later("grpc-max-connection-age", "GRPC", integer()),
+    _later("grpc-max-connection-age-grace", "GRPC", integer()),
+    _later("grpc-restricted-protocol", "GRPC", str, repeatable=True),
+    _later("allow-sagemaker", "Sagemaker", boolean, False),
+    _ignored("sagemaker-port", "Sagemaker", _PORT),
+    _ignored("sagemaker-safe-port-range", "Sagemaker"),
+    _ignored("sagemaker-thread-count", "Sagemaker", integer()),
+    _later("allow-vertex-ai", "Vertex", boolean, False),
+    _ignored("vertex-ai-port", "Vertex", _PORT),
+    _ignored("vertex-ai-thread-count", "Vertex", integer()),
+    _ignored("vertex-ai-default-model", "Vertex"),
+    Flag("allow-metrics", "Metrics", boolean, "serve Prometheus metrics", "boolean"),
+    Flag("metrics-address", "Metrics", str, "address to listen on; that of HTTP unless given", "address"),
+    Flag("metrics-port", "Metrics", _PORT, "port to listen on; 0 takes a free one", "port"),
+    Flag("allow-cpu-metrics", "Metrics", boolean, "with the gauges of CPU and memory use", "boolean"),
+    Flag("metrics-interval-ms", "Metrics", integer(1), "least age at which those are sampled again", "milliseconds"),
+    _ignored("allow-gpu-metrics", "Metrics", boolean),
+    _later(
+        "metrics-config",
+        "Metrics",
+        metrics_setting,
+        *(("counter_latencies", "true"), ("histogram_latencies", "false"), ("summary_latencies", "false")),
+        repeatable=True,
+    ),
+    _later("trace-config", "Tracing", starts_tracing, False, repeatable=True),
+    Flag("backend-directory", "Backend", str, "where Python-based backends are looked for", "path"),
+    Flag(
+        "backend-config",
+        "Backend",
+        backend_setting,
+        "setting of a backend, or of all; may be given several times",
+        "[backend,]key=value",
+        repeatable=True,
+    ),
+    _ignored("repoagent-directory", "Repository Agent"),
+    _later("cache-config", "Response Cache", str, repeatable=True),
+    _ignored("cache-directory", "Response Cache"),
+    _later("rate-limit", "Rate Limiter", one_of("rate-limit", "off", "execution_count"), "off"),
+    _ignored("rate-limit-resource", "Rate Limiter"),
+    _ignored("pinned-memory-pool-byte-size", "Memory/Device Management", _SIZE),
+    _ignored("cuda-memory-pool-byte-size", "Memory/Device Management"),
+    _ignored("cuda-virtual-address-size", "Memory/Device Management"),
+    _ignored("min-supported-compute-capability", "Memory/Device Management", number),
+    _ignored("buffer-manager-thread-count", "Memory/Device Management", integer()),
+    _ignored("host-policy", "Memory/Device Management"),
+    _ignored("model-load-gpu-limit", "Memory/Device Management"),
+    _later("allow-client-shm", "Shared Memory", boolean, False),
+    Flag("strict-model-config", "DEPRECATED", boolean, instead="--disable-auto-complete-config"),
+    _later("response-cache-byte-size", "DEPRECATED", _SIZE, 0, instead="--cache-config"),
+    _later("trace-level", "DEPRECATED", traces_level, False, instead="--trace-config level=<level>"),
+    Flag("trace-file", "DEPRECATED", str, ignored=True, instead="--trace-config triton,file=<path>"),
+    Flag("trace-rate", "DEPRECATED", integer(), ignored=True, instead="--trace-config rate=<rate>"),
+    Flag("trace-count", "DEPRECATED", integer(), ignored=True, instead="--trace-config count=<count>"),
+    Flag(
+        "trace-log-frequency",
+        "DEPRECATED",
+        integer(),
+        ignored=True,
+        instead="--trace-config triton,log-frequency=<frequency>",
+    ),
+)
+
+_BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+# --- reading a command line ---------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    flag: Flag
+    text: str
+    value: Any
+
+
+def read(argv: Sequence[str]) -> list[Given]:
+    """The flags in the order given, ``--flag=value`` or ``--flag value``, names in full. Raises UsageError."""
+    return [_given(flag, text) for flag, text in _split(argv)]
+
+
+def _split(argv: Sequence[str]) -> Iterator[tuple[Flag, str]]:
+    arguments = iter(argv)
+    for argument in arguments:
+        if not argument.startswith("--"):
+            raise UsageError(f"Unexpected argument: {argument}")
+        name, equals, text = argument[2:].partition("=")
+        flag = _BY_NAME.get(name)
+        if flag is None:
+            raise UsageError(f"unrecognized option '{argument}'")
+        if flag.read is None:
+            if equals:
+                raise UsageError(f"option '--{name}' doesn't allow an argument")
+        elif not equals:
+            following = next(arguments, None)
+            if following is None:
+                raise UsageError(f"option '--{name}' requires an argument")
+            text = following
+        if name == "help":
+            raise UsageError("")
+        yield flag, text
+
+
+def _given(flag: Flag, text: str) -> Given:
+    try:
+        return Given(flag, text, True if flag.read is None else flag.read(text))
+    except ValueError as error:
+        raise bad_option(flag.name, str(error)) from None
+
+
+def bad_option(name: str, reason: str) -> UsageError:
+    return UsageError(f'Bad option: "--{name}".\n{reason}')

@@ -1,0 +1,226 @@
+"""All that ``tensorbus serve`` can be told, with its defaults, and how a command line becomes that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, bad_option, integer, read
+from tensorbus.logs import LogSettings
+
+__all__ = ["ServeSettings", "UsageError", "parse_serve", "usage"]
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """A field is the flag of the same name; the last ones are what the command line leaves to be said."""
+
+    id: str = "triton"
+    exit_timeout_secs: int = 30
+
+    log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_format: str = "default"
+    log_file: str = ""
+    escape_log_messages: bool = True  # TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in the environment
+
+    model_repository: tuple[str, ...] = ()  # in the order given, each once
+    exit_on_error: bool = True
+    disable_auto_complete_config: bool = False
+    strict_readiness: bool = True
+    model_control_mode: str = "none"
+    model_load_thread_count: int = 4
+
+    allow_http: bool = True
+    http_address: str = "0.0.0.0"
+    http_port: int = 8000
+    http_max_input_size: int = 67108864
+
+    allow_grpc: bool = True
+    grpc_address: str = "0.0.0.0"
+    grpc_port: int = 8001
+
+    allow_metrics: bool = True
+    metrics_address: str = ""  # "": http_address; parse_serve never leaves it so
+    metrics_port: int = 8002
+    allow_cpu_metrics: bool = True
+    metrics_interval_ms: int = 2000
+
+    backend_directory: str = "/opt/tritonserver/backends"
+    backend_config: tuple[BackendSetting, ...] = ()
+
+    # Accepted without effect, but shown among the options.
+    pinned_memory_pool_byte_size: int = 268435456
+    min_supported_compute_capability: float = 6.0
+
+    deprecations: tuple[str, ...] = ()  # lines for stderr
+    ignored_flags: tuple[str, ...] = ()  # without dashes; each deserves a warning in the log
+
+    def backend_values(self, backend: str) -> dict[str, str]:
+        """The --backend-config values that concern a backend; its own win over those of every backend."""
+        every = {setting.key: setting.value for setting in self.backend_config if not setting.backend}
+        return every | {setting.key: setting.value for setting in self.backend_config if setting.backend == backend}
+
+    @property
+    def shm_default_byte_size(self) -> int:
+        """The first size of a shared memory segment (the Python backend's setting of that name)."""
+        return int(self.backend_values("python").get("shm-default-byte-size", 1 << 20))
+
+    def log_settings(self) -> LogSettings:
+        return LogSettings(
+            self.log_file, self.log_info, self.log_warning, self.log_error, self.log_verbose, self.log_format
+        )
+
+
+def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
+    """The settings of ``tensorbus serve <argv>``. Raises UsageError; its text is "" for --help."""
+    given = read(argv)
+    _check_combinations(given)
+    _check_offered(given)
+    settings = ServeSettings(
+        **_fields(given),
+        escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
+        deprecations=tuple(_deprecations(given)),
+        ignored_flags=_once(one.flag.name for one in given if one.flag.ignored),
+    )
+    settings = dataclasses.replace(settings, metrics_address=settings.metrics_address or settings.http_address)
+    _check_ports(settings)
+    _check_python_backend(settings)
+    return settings
+
+
+def _fields(given: list[Given]) -> dict[str, Any]:
+    """Field values: the last of a flag wins, all of a repeatable one count."""
+    values: dict[str, Any] = {}
+    names = {field.name for field in dataclasses.fields(ServeSettings)}
+    for flag, _, value in given:
+        name = {"model-store": "model_repository"}.get(flag.name, flag.name.replace("-", "_"))
+        if name in names:
+            values[name] = (*values.get(name, ()), value) if flag.repeatable else value
+    if "model_repository" in values:
+        values["model_repository"] = _once(values["model_repository"])
+    strict = [one.value for one in given if one.flag.name == "strict-model-config"]
+    if strict and strict[-1]:
+        values["disable_auto_complete_config"] = True
+    return values
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _deprecations(given: list[Given]) -> Iterator[str]:
+    for flag, _, _ in given:
+        if flag.name == "strict-model-config":
+            yield (
+                "Warning: '--strict-model-config' has been deprecated! "
+                "Please use '--disable-auto-complete-config' instead."
+            )
+        elif flag.instead:
+            yield (
+                f"Warning: '--{flag.name}' has been deprecated and will be removed in future releases. "
+                f"Please use '{flag.instead}' instead."
+            )
+    last = {one.flag.name: one.value for one in given}
+    if "disable-auto-complete-config" in last and last.get("strict-model-config") is False:
+        yield (
+            "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of "
+            "'--disable-auto-complete-config'!"
+        )
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check_combinations(given: list[Given]) -> None:
+    last = {one.flag.name: one.value for one in given}
+    if "load-model" in last and last.get("model-control-mode") != "explicit":
+        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "response-cache-byte-size" in last and "cache-config" in last:
+        raise UsageError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
+        )
+
+
+def _check_offered(given: list[Given]) -> None:
+    for flag, text, value in given:
+        if flag.inert is not None and value not in flag.inert:
+            raise bad_option(flag.name, f"--{flag.name}={text} asks for something that tensorbus does not offer yet.")
+
+
+def _check_ports(settings: ServeSettings) -> None:
+    listeners = [
+        ("HTTP", settings.allow_http, settings.http_address, settings.http_port),
+        ("GRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port),
+        ("metrics", settings.allow_metrics, settings.metrics_address, settings.metrics_port),
+    ]
+    open_ones = [(name, address, port) for name, allowed, address, port in listeners if allowed and port]
+    for (one, *place), (other, *other_place) in combinations(open_ones, 2):
+        if place == other_place:
+            raise UsageError(
+                f"The server cannot listen to {one} requests and {other} requests "
+                f"at the same address and port {place[0]}:{place[1]}"
+            )
+
+
+# The Python backend's own limits and texts; the first text and its limit disagree in the original too.
+_PYTHON_LIMITS = (
+    ("shm-default-byte-size", 1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"),
+    ("shm-growth-byte-size", 1, "shm-growth-byte-size can't be smaller than or equal to zero."),
+    ("stub-timeout-seconds", 1, "stub-timeout-seconds can't be smaller than or equal to zero."),
+    ("thread-pool-size", 1, "thread-pool-size can't be less than 1."),
+)
+
+
+def _check_python_backend(settings: ServeSettings) -> None:
+    # A value of every backend is not checked: it may be another backend's.
+    values = {setting.key: setting.value for setting in settings.backend_config if setting.backend == "python"}
+    for key, minimum, reason in _PYTHON_LIMITS:
+        if key in values and _size(key, values[key]) < minimum:
+            raise bad_option("backend-config", reason)
+
+
+def _size(key: str, text: str) -> int:
+    try:
+        value: int = integer(-(2**63), 2**63 - 1)(text)
+    except ValueError:
+        raise bad_option("backend-config", f"invalid argument for python,{key}. Got {text}") from None
+    return value
+
+
+# --- usage --------------------------------------------------------------------------------------------------------
+
+
+def usage() -> str:
+    """What --help and every error show first."""
+    lines = ["Usage: tensorbus serve [options]"]
+    group = ""
+    offered = [flag for flag in FLAGS if flag.help]
+    for flag in offered:
+        if flag.group != group:
+            group = flag.group
+            lines += ["", f"{group}:"]
+        lines += [f"  --{flag.name}" + (f" <{flag.shape}>" if flag.shape else ""), f"\t{flag.help}{_default(flag)}"]
+    lines += ["", "Accepted without effect:", *_names(flag for flag in FLAGS if flag.ignored and not flag.instead)]
+    lines += ["", "Not offered yet, accepted only with a value that asks for nothing:"]
+    lines += _names(flag for flag in FLAGS if flag.inert is not None and not flag.help and not flag.instead)
+    lines += ["", "Deprecated:", *_names(flag for flag in FLAGS if flag.instead)]
+    return "\n".join(lines) + "\n"
+
+
+def _default(flag: Flag) -> str:
+    default = getattr(ServeSettings, flag.name.replace("-", "_"), None)
+    if flag.read is None or default in (None, "", ()):
+        return ""
+    return f" [{str(default).lower() if isinstance(default, bool) else default}]"
+
+
+def _names(flags: Iterable[Flag]) -> list[str]:
+    return [f"  --{flag.name}" for flag in flags]
