@@ -1,0 +1,36 @@
+"""Run by path, with the interpreter of a model: one stub, or the fork server that starts the others.
+
+The script's own folder leaves sys.path at once, since the names in it (shared, session, ...) may be the user's as well.
+"""
+
+import argparse
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [os.path.join(_HERE, "api")] + [path for path in sys.path if os.path.abspath(path) != _HERE]
+
+from _tensorbus_app.stub import process  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tensorbus stub")
+    parser.add_argument("--bus", required=True, help="ZeroMQ address of the broker")
+    parser.add_argument("--key", default="", help="the instance's key")
+    parser.add_argument("--title", default="", help="for the process list")
+    parser.add_argument("--fork-server", type=int, metavar="FD", help="a socket to the server; starts stubs on demand")
+    parser.add_argument("--run-dir", help="to be removed when the server has died")
+    parser.add_argument("--shm-directory", help="to be swept when a stub or the server has died")
+    given = parser.parse_args()
+    start = process.Start(given.bus, given.key, given.title)
+    if given.fork_server is None:
+        return process.run(start)
+
+    from _tensorbus_app.stub import fork_server
+
+    forked = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
+    return process.run(forked) if forked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

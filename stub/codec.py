@@ -1,0 +1,119 @@
+"""Plain msgpack: bytes become a typed message or a ProtocolError here and nowhere else in a stub.
+
+The counterpart of protocol/codec.py, which needs msgspec; a test proves that both write the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple, Union
+
+import msgpack
+
+from .shared import errors, messages
+
+ToStub = Union[messages.Load, messages.Execute, messages.Finish]
+
+_pack = msgpack.Packer().pack
+_pack_any_text = msgpack.Packer(unicode_errors="backslashreplace").pack
+_SCALARS = {bool, int, float, str}
+
+
+def encode(message: messages.ToBroker) -> bytes:
+    """A message's header frame. A lone surrogate, which no encoding has, becomes its escape."""
+    try:
+        data: bytes = _pack(message)
+    except UnicodeEncodeError:
+        data = _pack_any_text(message)
+    return data
+
+
+def decode(data: Union[bytes, memoryview]) -> ToStub:
+    """One header frame from the broker. Raises ProtocolError."""
+    try:
+        kind, *fields = msgpack.unpackb(data, use_list=False)
+        return _DECODERS[kind](*fields)
+    except KeyError:
+        raise errors.ProtocolError("unknown message kind") from None
+    except (ValueError, TypeError, AttributeError) as error:  # no MessagePack; fields too many, too few, of other types
+        raise errors.ProtocolError("malformed message: {}".format(error)) from None
+
+
+def _load(mode: str, model_file: str, args: Dict[str, str], probe: Tuple[Any, ...], directory: str) -> messages.Load:
+    _expect(str, mode, model_file, directory, *args, *args.values())
+    return messages.Load(messages.LOAD, mode, model_file, args, _handle(*probe), directory)
+
+
+def _execute(batches: Tuple[Any, ...], released: Tuple[int, ...]) -> messages.Execute:
+    _expect(int, *released)
+    return messages.Execute(messages.EXECUTE, [_batch(*batch) for batch in batches], list(released))
+
+
+def _finish() -> messages.Finish:
+    return messages.Finish(messages.FINISH)
+
+
+def _batch(batch_id: int, requests: Tuple[Any, ...]) -> messages.Batch:
+    _expect(int, batch_id)
+    return messages.Batch(batch_id, [_request(*request) for request in requests])
+
+
+def _request(
+    lease: int,
+    model: str,
+    version: int,
+    inputs: Tuple[Any, ...],
+    request_id: str,
+    outputs: Tuple[str, ...],
+    parameters: Dict[str, Any],
+    correlation_id: Union[int, str],
+    flags: int,
+    priority: int,
+    timeout_us: int,
+) -> messages.Request:
+    _expect(int, lease, version, flags, priority, timeout_us)
+    _expect(str, model, request_id, *outputs, *parameters)
+    if not _SCALARS.issuperset(map(type, parameters.values())):
+        raise TypeError("a parameter is no scalar")
+    if type(correlation_id) is not int and type(correlation_id) is not str:
+        raise TypeError("a correlation id is neither a number nor text")
+    tensors = [_tensor(*tensor) for tensor in inputs]
+    return messages.Request(
+        lease,
+        model,
+        version,
+        tensors,
+        request_id,
+        list(outputs),
+        parameters,
+        correlation_id,
+        flags,
+        priority,
+        timeout_us,
+    )
+
+
+def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any) -> messages.TensorRef:
+    _expect(str, name, datatype)
+    _expect(int, *shape)
+    if type(place) is not int:
+        place = _handle(*place)
+    return messages.TensorRef(name, datatype, shape, place)
+
+
+def _handle(segment: str, offset: int, nbytes: int) -> messages.Handle:
+    _expect(str, segment)
+    _expect(int, offset, nbytes)
+    return messages.Handle(segment, offset, nbytes)
+
+
+def _expect(kind: type, *values: object) -> None:
+    for value in values:
+        if type(value) is not kind:
+            raise TypeError("a {} where {} is due".format(type(value).__name__, kind.__name__))
+
+
+_DECODERS: Dict[object, Callable[..., ToStub]] = {
+    messages.LOAD: _load,
+    messages.EXECUTE: _execute,
+    messages.FINISH: _finish,
+}

@@ -1,0 +1,202 @@
+"""A clean process that has imported what every stub needs, and becomes a stub by forking.
+
+Relies on being single-threaded and on never running a line of a user's code: a child begins with nothing but imported
+modules, whose pages it shares. It is also the undertaker: parent of every stub, it reaps them, kills what they leave
+running, sweeps their shared memory, and cleans up after the server itself.
+
+It talks to the launcher by lines of JSON over a socket pair:
+
+    ["spawn", key, title, python]   start a stub; python null: fork, else run that interpreter
+    ["kill", key]                   SIGKILL
+    ["close"]                       kill all stubs and exit; the end of the socket says that the server died, too
+
+    ["ready"]                       all is imported
+    ["started", key, pid]
+    ["exited", key, status]         exit code, or minus the signal; its segments are gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from typing import Dict, Iterator, List, NoReturn, Optional
+
+from .process import Start, set_title
+from .shared import sweep
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SERVER_EXIT_TIMEOUT_S = 5.0
+_STUB_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+_NOT_FOR_OTHER_INTERPRETERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+class ForkServer:
+    """Invariant: ``_keys`` holds exactly the children that have not been reaped."""
+
+    def __init__(self, fd: int, bus: str, run_dir: str, shm_directory: str) -> None:
+        self._server = socket.socket(fileno=fd)
+        self._server.set_inheritable(False)
+        self._server_exit = _pidfd(os.getppid())
+        self._bus = bus
+        self._run_dir = run_dir
+        self._shm_directory = shm_directory
+        self._keys: Dict[int, str] = {}  # by pid
+        self._unparsed = b""
+        self._signals, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+
+    def serve(self) -> Optional[Start]:
+        """Returns None when the server is gone; returns in a forked child too, with what that one is to run."""
+        set_title("tensorbus fork server")
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a stub come here to be reaped
+        self._catch_signals()
+        # A collection in a child would write to the header of every object and so copy the pages it shares.
+        gc.collect()
+        gc.freeze()
+        self._tell("ready")
+        while True:
+            self._selector.select()
+            self._reap()
+            for order in self._orders():
+                if order[0] in ("close", "died"):
+                    self._end(server_died=order[0] == "died")
+                    return None
+                start = self._obey(*order)
+                if start is not None:
+                    return start
+
+    def _catch_signals(self) -> None:
+        """Whoever ends the server by a signal to all its processes must not take the undertaker first."""
+        self._wake.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: None)
+
+    def _orders(self) -> Iterator[List[str]]:
+        try:
+            data = self._server.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            yield ["died"]
+        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+    def _obey(self, verb: str, key: str, title: str = "", python: Optional[str] = None) -> Optional[Start]:
+        if verb == "spawn":
+            return self._spawn(Start(self._bus, key, title), python)
+        for pid in [pid for pid, its_key in self._keys.items() if its_key == key]:
+            kill_group(pid)
+        return None
+
+    def _spawn(self, start: Start, python: Optional[str]) -> Optional[Start]:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print("tensorbus: cannot start {}: {}".format(start.title, error), file=sys.stderr, flush=True)
+            self._tell("exited", start.key, os.EX_OSERR)
+            return None
+        if pid:
+            with contextlib.suppress(OSError):  # the child does the same; whoever is first
+                os.setpgid(pid, pid)
+            self._keys[pid] = start.key
+            self._tell("started", start.key, pid)
+            return None
+        self._leave(parent)
+        if python is not None:
+            _exec(python, start)
+        return start
+
+    def _leave(self, parent: int) -> None:
+        """In the child: keep nothing of the fork server, and die with it."""
+        os.setpgid(0, 0)  # a group of its own, so that what the model starts can be killed with it
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for end in (self._server, self._wake, self._signals):
+            end.close()
+        if self._server_exit is not None:
+            os.close(self._server_exit)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._signals.recv(4096, socket.MSG_DONTWAIT)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._keys:
+                self._bury(pid, status)
+
+    def _bury(self, pid: int, status: int) -> None:
+        # The kernel gives no new process the number of a group that has members, so this hits only the stub's own.
+        kill_group(pid)
+        sweep.sweep(self._shm_directory, pid)
+        self._tell("exited", self._keys.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def _end(self, server_died: bool) -> None:
+        for pid in self._keys:
+            kill_group(pid)
+        for pid in list(self._keys):
+            self._bury(*os.waitpid(pid, 0))
+        if server_died:
+            # Its sockets close before its exit is complete, and until then its segments count as in use.
+            if self._server_exit is not None:
+                select.select([self._server_exit], [], [], _SERVER_EXIT_TIMEOUT_S)
+            sweep.sweep(self._shm_directory)
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _tell(self, *words: object) -> None:
+        with contextlib.suppress(OSError):  # the end of a dead server's socket is read, not noticed here
+            self._server.sendall(json.dumps(words).encode() + b"\n")
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a stub and what its model has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _exec(python: str, start: Start) -> NoReturn:
+    """Become the stub in another interpreter, which must not take packages from the server's."""
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHER_INTERPRETERS}
+    arguments = [python, _STUB_MAIN, "--bus", start.bus, "--key", start.key, "--title", start.title]
+    try:
+        os.execve(python, arguments, environment)
+    except OSError as error:
+        print("tensorbus: cannot run {} for {}: {}".format(python, start.title, error.strerror), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(127)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        _LIBC.prctl(option, value, 0, 0, 0)
+
+
+def _pidfd(pid: int) -> Optional[int]:
+    return os.pidfd_open(pid) if sys.platform == "linux" else None

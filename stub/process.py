@@ -1,0 +1,307 @@
+"""The life of a stub process, told from top to bottom.
+
+Say Hello, be told what to load, prove that shared memory is shared; then either let the model complete its
+configuration and exit, or load it, say Ready and execute batches until told to finish. Everything that calls the
+model happens in the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import types
+from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+from .channel import Channel
+from .session import PlacedTensor, Session
+from .shared import errors, messages, segment, shm_errors, store
+from .user_model import LoadError, UserModel, auto_complete
+
+EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
+
+_LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
+_RETAINED_POLL_MS = 1_000
+_TRIM_INTERVAL_MS = 11_000  # the store keeps for ten seconds what may be used again
+
+
+class Start(NamedTuple):
+    """What a stub process is told from outside."""
+
+    bus: str
+    key: str
+    title: str
+
+
+def run(start: Start) -> int:
+    """Returns the exit code."""
+    _become_stub(start.title)
+    channel = Channel(start.bus, start.key)
+    try:
+        channel.send(messages.Hello(messages.HELLO, messages.VERSION, os.getpid()))
+        received = channel.receive()
+        if received is None or not isinstance(received.message, messages.Load):
+            raise errors.ProtocolError("the answer to Hello is no Load")
+        return _load(channel, received.message)
+    except errors.ProtocolError as error:
+        print("tensorbus stub {}: the broker sent a {}".format(start.title, error), file=sys.stderr)
+        return EXIT_PROTOCOL_ERROR
+    finally:
+        channel.close()
+
+
+def set_title(text: str) -> None:
+    try:
+        import setproctitle
+    except ImportError:  # an interpreter without it; the command line names the instance too
+        return
+    setproctitle.setproctitle(text)
+
+
+def _become_stub(title: str) -> None:
+    # Triton's own name of such processes is in there for whoever looks for them by it.
+    set_title("tensorbus stub: {} (triton_python_backend_stub)".format(title))
+    sys.argv[:] = [""]
+    # Processes that the model starts by multiprocessing run the file of __main__ again, unless it has none.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    # The server alone decides when a stub ends, also when a terminal sends Ctrl-C to all. A handler, not SIG_IGN, since
+    # programs that the model runs would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)
+    os.register_at_fork(after_in_child=_restore_signals)
+    _reseed()
+
+
+def _ignore(number: int, frame: Optional[types.FrameType]) -> None:
+    pass
+
+
+def _restore_signals() -> None:
+    """In a process that the model forks: ``Process.terminate`` must work on it."""
+    if signal.getsignal(signal.SIGINT) is _ignore:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is _ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _reseed() -> None:
+    """Forked stubs would all draw the same random numbers (the random module sees to itself)."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _load(channel: Channel, load: messages.Load) -> int:
+    try:
+        if load.mode == "auto_complete":
+            channel.send(messages.Configured(messages.CONFIGURED, auto_complete(load.model_file, load.args)))
+            return EXIT_OK
+        if load.mode == "serve":
+            return _serve(channel, load)
+    except LoadError as error:
+        channel.send(messages.Failed(messages.FAILED, errors.ErrorKind.INTERNAL, str(error)))
+        return EXIT_FAILED_TO_LOAD
+    raise errors.ProtocolError("Load of unknown mode {}".format(load.mode))
+
+
+def _serve(channel: Channel, load: messages.Load) -> int:
+    """Raises LoadError."""
+    reader = store.Reader(load.shm_directory)
+    nonce = _read_nonce(reader, load.probe)
+    own = store.Store(load.shm_directory)
+    status = _status_segment(own) if nonce else None
+    outputs = Outputs(own if status else None)
+    model = UserModel.load(load.model_file, load.args)
+    session = Session(model, load.args["model_instance_name"], outputs, _logger(channel), time.monotonic_ns)
+    channel.send(messages.Ready(messages.READY, nonce, status.name if status else ""))
+    Loop(channel, session, outputs, reader, status).run()
+    channel.send(messages.Goodbye(messages.GOODBYE, session.finalize()))
+    own.close()
+    return EXIT_OK
+
+
+def _logger(channel: Channel) -> Callable[[str, str, int, str], None]:
+    def log(level: str, file: str, line: int, text: str) -> None:
+        if channel.is_ours:
+            channel.send(messages.Log(messages.LOG, level, file, line, text))
+        else:  # in a process that the model forked
+            print("{} {}:{}] {}".format(level, file, line, text), file=sys.stderr)
+
+    return log
+
+
+def _read_nonce(reader: store.Reader, probe: messages.Handle) -> bytes:
+    """b"" where the server's shared memory is not ours."""
+    try:
+        return bytes(reader.view(*probe))
+    except shm_errors.BadHandle:
+        return b""
+
+
+def _status_segment(own: store.Store) -> Optional[segment.Segment]:
+    """None if there is no room even for that; then all tensors travel inline."""
+    try:
+        return own.first()
+    except shm_errors.ShmFull:
+        return None
+
+
+class Outputs:
+    """Places the tensors of responses: in shared memory on lease to their reader, or as frames of the next message."""
+
+    def __init__(self, own: Optional[store.Store]) -> None:
+        """Without a store, all go inline."""
+        self._store = own
+        self._leases: Dict[int, store.Block] = {}
+        self._last_lease = 0
+        self._frames: List[bytes] = []
+
+    def place(self, tensors: Sequence[PlacedTensor]) -> Tuple[List[messages.TensorRef], int]:
+        starts, total = [], 0
+        for tensor in tensors:
+            starts.append(total)
+            total += (len(tensor[3]) + 63) & -64
+        block = self._allocate(total)
+        if block is None:
+            return [self._place_inline(tensor) for tensor in tensors], 0
+        references = []
+        for (name, datatype, shape, data), start in zip(tensors, starts):
+            block.view[start : start + len(data)] = data
+            place = messages.Handle(block.segment, block.offset + start, len(data))
+            references.append(messages.TensorRef(name, datatype, shape, place))
+        self._last_lease += 1
+        self._leases[self._last_lease] = block
+        return references, self._last_lease
+
+    def release(self, leases: Sequence[int]) -> None:
+        """Raises ProtocolError for one that is not held."""
+        for lease in leases:
+            block = self._leases.pop(lease, None)
+            if block is None or self._store is None:
+                raise errors.ProtocolError("release of lease {}, which is not held".format(lease))
+            self._store.free(block)
+
+    def take_frames(self) -> List[bytes]:
+        """The inline tensors since the last call: they belong into the message that names them."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    def trim(self, now_s: float) -> None:
+        if self._store is not None:
+            self._store.trim(now_s)
+
+    def _allocate(self, nbytes: int) -> Optional[store.Block]:
+        if self._store is None or nbytes == 0:
+            return None
+        try:
+            return self._store.allocate(nbytes)
+        except shm_errors.ShmFull:
+            return None
+
+    def _place_inline(self, tensor: PlacedTensor) -> messages.TensorRef:
+        name, datatype, shape, data = tensor
+        self._frames.append(bytes(data))  # a copy, since the model may use its array again before the message leaves
+        return messages.TensorRef(name, datatype, shape, len(self._frames) - 1)
+
+
+class Loop:
+    """Receives and executes until told to finish."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        session: Session,
+        outputs: Outputs,
+        reader: store.Reader,
+        status: Optional[segment.Segment],
+    ) -> None:
+        self._channel = channel
+        self._session = session
+        self._outputs = outputs
+        self._reader = reader
+        self._status = status
+        self._unsent: List[messages.Executed] = []
+        self._oldest_ns = 0  # when the first of them was ready
+        self._last_execute_ns = 0  # how long it took
+        self._trims_due = 0
+        self._trimmed_ns = 0
+
+    def run(self) -> None:
+        """Raises ProtocolError."""
+        while True:
+            received = self._channel.receive(self._timeout_ms())
+            if received is not None:
+                message = received.message
+                if isinstance(message, messages.Finish):
+                    return
+                if not isinstance(message, messages.Execute):
+                    raise errors.ProtocolError("Load where it is loaded")
+                self._outputs.release(message.released)
+                self._execute_all(message.batches, received.frames)
+            self._flush()
+            self._trim()
+
+    def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
+        def view(tensor: messages.TensorRef) -> memoryview:
+            place = tensor.place
+            if not isinstance(place, int):
+                return self._reader.view(*place)
+            if not 0 <= place < len(frames):
+                raise errors.ProtocolError("tensor in a frame that is not there")
+            return frames[place]
+
+        for batch in batches:
+            if self._unsent and self._would_wait_too_long():
+                self._flush()
+            if self._status is not None:
+                self._status.status = batch.id
+            try:
+                executed = self._session.execute(batch, view)
+            except SystemExit as error:
+                self._leave(error)
+            if self._status is not None:
+                self._status.status = 0
+            if not self._unsent:
+                self._oldest_ns = time.monotonic_ns()
+            self._unsent.append(executed)
+            self._last_execute_ns = executed.input_ns + executed.infer_ns + executed.output_ns
+
+    def _would_wait_too_long(self) -> bool:
+        """If the next batch takes as long as the last one did."""
+        return time.monotonic_ns() - self._oldest_ns + self._last_execute_ns > _LONGEST_WAIT_NS
+
+    def _flush(self) -> None:
+        released = self._session.collect_released() if self._session.has_retained else []
+        if self._unsent or released:
+            results = messages.Results(messages.RESULTS, self._unsent, released)
+            self._channel.send(results, self._outputs.take_frames())
+            self._unsent = []
+            self._trims_due = 2  # the first finds a segment unused, the second finds it still so
+
+    def _timeout_ms(self) -> int:
+        if self._session.has_retained:
+            return _RETAINED_POLL_MS
+        return _TRIM_INTERVAL_MS if self._trims_due else -1
+
+    def _trim(self) -> None:
+        now_ns = time.monotonic_ns()
+        if self._trims_due and now_ns - self._trimmed_ns >= _TRIM_INTERVAL_MS * 1_000_000:
+            self._trimmed_ns = now_ns
+            self._trims_due -= 1
+            self._outputs.trim(now_ns / 1e9)
+            self._reader.trim()
+
+    def _leave(self, error: SystemExit) -> NoReturn:
+        """``sys.exit`` in execute ends the process, at once: the threads of a model may have no end.
+
+        This may be a process that the model forked, which must not touch what it shares with the stub.
+        """
+        if self._channel.is_ours:
+            self._flush()
+            self._channel.close()
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)
