@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from broker.events import Cancelled, OutputsRead, StopServing
 
@@ -14,12 +14,16 @@ def machine(make_bench):
     class CoreMachine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
+            self.stop_at_end = False
             self.bench = make_bench()
             self.requests: list[int] = []
-            self.stopping = False
             self.bench.load("m", instances=1)
             self.bench.load("n", instances=3)
             self.bench.bring_up()
+
+        @initialize(stop_at_end=st.booleans())
+        def choose_end(self, stop_at_end: bool) -> None:
+            self.stop_at_end = stop_at_end
 
         @rule(model=st.sampled_from(["m", "n", "unknown"]), count=st.integers(1, 5), turn=st.booleans())
         def submit(self, model: str, count: int, turn: bool) -> None:
@@ -70,12 +74,10 @@ def machine(make_bench):
             found = self.bench.core._roster.serving(key)
             return found is not None and found[1].state.value not in ("starting", "loading")
 
-        @rule()
-        def stop(self) -> None:
-            self.bench.tell(StopServing())
-
         def teardown(self) -> None:
             """Let everything come to its end."""
+            if self.stop_at_end:
+                self.bench.tell(StopServing())
             for _ in range(200):
                 if all(self.bench.sinks[one].responses for one in self.requests):
                     break

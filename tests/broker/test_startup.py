@@ -1,0 +1,137 @@
+"""How model versions come up, and how a failure on the way is reported."""
+
+from __future__ import annotations
+
+from broker.events import StubSaid
+from protocol.messages import FAILED, HELLO, READY, VERSION, Failed, Hello, Load, Ready
+
+
+def index(bench):
+    return [(row.name, row.version, row.state, row.reason) for row in bench.core.registry.index(ready=False)]
+
+
+def test_a_version_is_ready_when_every_instance_is(make_bench):
+    bench = make_bench()
+    bench.load(instances=2)
+    one, two = bench.alive
+    bench.hello(one)
+    bench.loaded(one)
+    assert index(bench) == [("m", 1, "LOADING", "")]
+    bench.hello(two)
+    bench.loaded(two)
+    assert index(bench) == [("m", 1, "READY", "")]
+    assert not bench.core.loading
+
+
+def test_auto_completion_runs_in_a_process_of_its_own_first(make_bench):
+    bench = make_bench(auto_complete=True)
+    bench.load()
+    key = bench.only()
+    bench.hello(key)
+    load = bench.inbox[key][0]
+    assert isinstance(load, Load) and load.mode == "auto_complete"
+    bench.loaded(key)
+    bench.die(key, 0)
+    bench.hello(bench.only())
+    assert bench.inbox[bench.only()][0].mode == "serve"
+    bench.loaded(bench.only())
+    assert index(bench) == [("m", 1, "READY", "")]
+
+
+def test_the_stub_is_told_the_seven_arguments_of_initialize(make_bench):
+    bench = make_bench()
+    bench.load()
+    bench.hello(bench.only())
+    args = bench.inbox[bench.only()][0].args
+    assert {key: args[key] for key in args if key != "model_config"} == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "m_0",
+        "model_instance_device_id": "0",
+        "model_repository": "/repo/m",
+        "model_version": "1",
+        "model_name": "m",
+    }
+
+
+def test_a_failing_initialize_makes_the_model_unavailable_with_its_reason(make_bench):
+    bench = make_bench()
+    bench.load(instances=2)
+    failing, other = bench.alive
+    bench.hello(failing)
+    bench.tell(StubSaid(failing, Failed(FAILED, 1, "ValueError: no weights"), ()))
+    assert index(bench) == [("m", 1, "UNAVAILABLE", "Internal: ValueError: no weights")]
+    assert set(bench.killed) == {failing, other}
+    bench.die(failing, 1)
+    bench.die(other)
+    assert bench.alive == {} and bench.core.processes == 0 and not bench.core.loading
+    assert bench.error(bench.submit()) == "Request for unknown model: 'm' has no available versions"
+
+
+def test_a_death_while_loading_is_an_unhealthy_stub(make_bench):
+    bench = make_bench()
+    bench.load()
+    bench.die(bench.only(), 3)
+    assert index(bench) == [("m", 1, "UNAVAILABLE", "Internal: Stub process 'm_0' is not healthy.")]
+
+
+def test_a_death_while_auto_completing_fails_the_load_at_once(make_bench):
+    bench = make_bench(auto_complete=True)
+    bench.load()
+    bench.die(bench.only(), 3)
+    assert index(bench)[0][2] == "UNAVAILABLE"
+    assert not bench.core.loading
+
+
+def test_versions_of_a_model_serve_together_or_not_at_all(make_bench):
+    bench = make_bench()
+    bench.load(versions=(1, 2))
+    one, two = bench.alive
+    bench.hello(one)
+    bench.loaded(one)
+    bench.die(two, 1)
+    assert [row[2:] for row in index(bench)] == [
+        ("UNAVAILABLE", "unloaded"),
+        ("UNAVAILABLE", "Internal: Stub process 'm_0' is not healthy."),
+    ]
+    assert list(bench.recorder) == []
+
+
+def test_no_more_versions_load_at_a_time_than_allowed(make_bench):
+    bench = make_bench(load_concurrency=2)
+    for name in "abc":
+        bench.load(name)
+    assert len(bench.alive) == 2
+    bench.hello(next(iter(bench.alive)))
+    bench.loaded(next(iter(bench.alive)))
+    assert len(bench.alive) == 3
+
+
+def test_a_stub_of_another_protocol_version_is_killed(make_bench):
+    bench = make_bench()
+    bench.load()
+    bench.tell(StubSaid(bench.only(), Hello(HELLO, VERSION + 1, 1), ()))
+    assert bench.killed == [bench.only()]
+
+
+def test_a_stub_that_cannot_read_the_nonce_gets_its_tensors_inline(make_bench):
+    bench = make_bench()
+    bench.load()
+    key = bench.only()
+    bench.hello(key)
+    bench.tell(StubSaid(key, Ready(READY, b"", ""), ()))
+    assert [action.event for action in bench.said if getattr(action, "level", "") == "warning"] == [
+        "tensors travel inline"
+    ]
+
+
+def test_models_and_versions_resolve_as_the_spec_says(make_bench):
+    bench = make_bench()
+    bench.load(versions=(1, 3))
+    bench.bring_up()
+    registry = bench.core.registry
+    assert registry.signature("m", -1).version == 3
+    assert registry.ready_versions("m") == [1, 3]
+    registry.add_name("only-known")
+    assert not registry.all_ready()
+    assert [row.name for row in registry.index(ready=True)] == ["m", "m"]
+    assert index(bench)[-1] == ("only-known", 0, "", "")
