@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorbus.settings import UsageError, parse_serve, usage
+import uvloop
+
+from tensorbus.logs import configure
+from tensorbus.serve import serve
+from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,14 +21,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = parse_serve(arguments[1:])
     except UsageError as error:
-        print(usage(), file=sys.stderr)
-        print(error, file=sys.stderr)
+        print("\n".join(filter(None, (usage(), str(error)))), file=sys.stderr)
         return 1
     return _run(settings)
 
 
-def _run(settings: object) -> int:
-    raise NotImplementedError
+def _run(settings: ServeSettings) -> int:
+    for line in settings.deprecations:
+        print(line, file=sys.stderr)
+    try:
+        log = configure(settings.log_settings(), settings.escape_log_messages)
+    except OSError as error:
+        print(f"error: cannot open the log file: {error}", file=sys.stderr)
+        return 1
+    try:
+        status: int = uvloop.run(serve(settings))
+        return status
+    finally:
+        log.close()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ from broker.events import ModelSaid, StopServing
 from broker.model import VersionState
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
+from gateway.dataplane import DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.errors import InternalError, InvalidArgument, ServingError
@@ -29,14 +31,15 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
-from tensorbus.logs import log_line
+from tensorbus.logs import log_line, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import models_table
 
 if TYPE_CHECKING:
-    from gateway.grpc_engine import GrpcEngine
     from gateway.http_front import HttpFront
+
+    from gateway.grpc_engine import GrpcEngine
 
 log = structlog.get_logger()
 
@@ -52,7 +55,7 @@ class Server:
         self._run_dir = tempfile.mkdtemp(prefix="tensorbus-")  # 0700: the bus and nothing else
         self._shm_directory = default_directory()
         sweep(self._shm_directory)
-        self._store = Store(self._shm_directory)
+        self._store = Store(self._shm_directory, initial=settings.shm_default_byte_size)
         self._reader = Reader(self._shm_directory)
         self.recorder = Recorder()
         self._http: HttpFront | None = None
@@ -89,14 +92,16 @@ class Server:
         await self._launcher.start()
         self.broker.start()
         # The fronts' imports take as long as a model's: both at once.
-        fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts)
+        fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts, self._settings)
         settings = self._settings
         if not settings.model_repository:
             raise InvalidArgument("--model-repository must be specified")
+        for flag in settings.ignored_flags:
+            log.warning(f"--{flag} has no effect here")
         await load_repositories(self.broker, settings.model_repository, not settings.disable_auto_complete_config)
         await fronts
         index = self.broker.core.registry.index(ready=False)
-        log.info(models_table(index))
+        log_table(models_table(index))
         if settings.exit_on_error and any(row.state != VersionState.READY.value for row in index):
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
@@ -105,36 +110,51 @@ class Server:
 
     async def _start_fronts(self) -> None:
         """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
-        from gateway.dataplane import DataPlane
-        from gateway.grpc_engine import GrpcEngine
-        from gateway.grpc_service import GrpcService
-        from gateway.http_front import HttpFront
 
         settings = self._settings
         bus = EmbeddedBus(self.broker, settings.strict_readiness)
         dataplane = DataPlane(bus, self._store, self._reader, settings.id)
         if settings.allow_grpc:
-            self._grpc = GrpcEngine(GrpcService(dataplane), settings.grpc_address, settings.grpc_port)
-            await self._grpc.start()
-            log.info(f"Started GRPCInferenceService at {settings.grpc_address}:{self._grpc.port}")
+            await self._start_grpc(dataplane)
         if settings.allow_http:
-            self._http = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
-            await self._http.start()
-            log.info(f"Started HTTPService at {settings.http_address}:{self._http.port}")
+            await self._start_http(dataplane)
         if settings.allow_metrics:
             self._start_metrics()
 
+    async def _start_grpc(self, dataplane: DataPlane) -> None:
+        from gateway.grpc_engine import GrpcEngine
+        from gateway.grpc_service import GrpcService
+
+        address = self._settings.grpc_address
+        self._grpc = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
+        await self._grpc.start()
+        log.info(f"Started GRPCInferenceService at {address}:{self._grpc.port}")
+
+    async def _start_http(self, dataplane: DataPlane) -> None:
+        from gateway.http_front import HttpFront
+
+        settings = self._settings
+        self._http = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
+        await self._http.start()
+        log.info(f"Started HTTPService at {settings.http_address}:{self._http.port}")
+
     def _start_metrics(self) -> None:
         settings = self._settings
-        address = settings.metrics_address or settings.http_address
-        endpoint = MetricsEndpoint(self.recorder, address, settings.metrics_port)
+        endpoint = MetricsEndpoint(
+            self.recorder,
+            settings.metrics_address,
+            settings.metrics_port,
+            pinned_pool_bytes=settings.pinned_memory_pool_byte_size,
+            cpu_metrics=settings.allow_cpu_metrics,
+            interval_s=settings.metrics_interval_ms / 1000,
+        )
         try:
             endpoint.start()
         except OSError as error:
             log.error("failed to start Metrics service", cause=str(error))
             return
         self._metrics = endpoint
-        log.info(f"Started Metrics Service at {address}:{endpoint.port}")
+        log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
 
     async def _keep_house(self) -> None:
         """Gives memory back that has not been used for a while."""
@@ -151,7 +171,8 @@ class Server:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.broker.post(StopServing())
-        fronts = [front.drain(deadline) for front in (self._http, self._grpc) if front is not None]
+        left_s = deadline - time.monotonic()
+        fronts = [front.drain(left_s) for front in (self._http, self._grpc) if front is not None]
         log.info("Waiting for in-flight requests to complete.")
         drained = await self._within(deadline, self._drained)
         await asyncio.gather(*fronts)
@@ -189,10 +210,12 @@ class Server:
             log.info(f"Model {name} has {count} in-flight inferences")
 
 
-def _import_fronts() -> None:
-    from gateway import grpc_engine, grpc_service, http_front
-
-    assert grpc_engine and grpc_service and http_front
+def _import_fronts(settings: ServeSettings) -> None:
+    """In a thread, before they are needed."""
+    if settings.allow_grpc:
+        importlib.import_module("gateway.grpc_engine")
+    if settings.allow_http:
+        importlib.import_module("gateway.http_front")
 
 
 def _said(line: ModelSaid) -> None:
