@@ -1,0 +1,44 @@
+# One verb for each thing a developer does. Needs Python 3.11 or newer with venv, and nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: install run test check bench
+
+install: $(INSTALLED)
+
+$(INSTALLED): requirements-dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit("tensorbus needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-dev.lock
+	@touch $@
+
+define TRY
+Once the server is ready, try it from another terminal:
+
+  curl -s localhost:8000/v2/models/add_sub/infer -d '{"inputs": [
+    {"name": "INPUT0", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]},
+    {"name": "INPUT1", "datatype": "FP32", "shape": [4], "data": [10, 20, 30, 40]}]}'
+
+or, by Triton's own client:  $(BIN)/python examples/client.py
+
+endef
+export TRY
+
+run: $(INSTALLED)
+	@echo "$$TRY"
+	@exec $(BIN)/python -m tensorbus serve --model-repository examples/models
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layout.py
+	$(MAKE) test
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks

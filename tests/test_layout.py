@@ -1,0 +1,300 @@
+"""The rules of the tree that no linter knows: who imports whom, how large things get, what is never used."""
+
+import ast
+import re
+import statistics
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from protocol import messages
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVES = {"protocol", "shm", "metrics"}
+MAY_IMPORT = {  # besides itself
+    "protocol": set(),
+    "shm": set(),
+    "metrics": set(),
+    "broker": LEAVES,
+    "gateway": LEAVES,
+    "stub": set(),
+    "tensorbus": {*LEAVES, "broker", "gateway", "stub"},
+}
+PACKAGES = sorted(MAY_IMPORT)
+STUB_DOOR = "stub/shared.py"
+DATA_AS_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle"}
+LOADS_CODE_BY_NAME = {
+    "stub/user_model.py",  # the user's model
+    "broker/proto.py",  # generated modules of tritonclient, without the client around them
+    "gateway/proto.py",
+}
+VAGUE_NAMES = {"utils", "util", "misc", "common", "helpers", "helper", "manager"}
+
+
+class Import(NamedTuple):
+    file: str
+    line: int
+    module: str  # absolute; ``_tensorbus_app.`` taken off
+    relative: bool
+
+    def __str__(self):
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+@cache
+def parse(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def source_files():
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def all_files():
+    """Ours and our tests'; the models among the tests stand for the users', who are free."""
+    others = [
+        path for folder in ("tests", "benchmarks", "examples", "deploy") for path in (ROOT / folder).rglob("*.py")
+    ]
+    return source_files() + sorted(path for path in others if "tests/models" not in name_of(path))
+
+
+def module_of(path):
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path):
+    """Every import in the file, wherever it stands: under TYPE_CHECKING and inside functions too."""
+    package = list(path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name_of(path), node.lineno, alias.name.removeprefix("_tensorbus_app."), False)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module])).removeprefix("_tensorbus_app").lstrip(".")
+            for alias in node.names:
+                # "from package import module" imports the module, "from module import name" the module before it.
+                inner = f"{module}.{alias.name}".lstrip(".")
+                target = inner if inner in modules() or inner in PACKAGES or not module else module
+                yield Import(name_of(path), node.lineno, target, bool(node.level))
+
+
+def all_imports():
+    return [found for path in source_files() for found in imports_of(path)]
+
+
+@cache
+def modules():
+    return {module_of(path): path for path in source_files()}
+
+
+def top(dotted):
+    return dotted.partition(".")[0]
+
+
+def listed(found):
+    return "\n  ".join(["", *map(str, found)])
+
+
+# --- imports ----------------------------------------------------------------------------------------------------
+
+
+def test_packages_import_only_those_below_them():
+    wrong = []
+    for found in all_imports():
+        package, target = found.file.partition("/")[0], top(found.module)
+        allowed = MAY_IMPORT[package] | {package} | ({"protocol", "shm"} if found.file == STUB_DOOR else set())
+        if target in MAY_IMPORT and target not in allowed:
+            wrong.append(found)
+    assert not wrong, listed(wrong)
+
+
+def test_shm_and_stub_import_themselves_relatively():
+    """In a stub process they are known by another name, and the plain one may be the user's."""
+    wrong = []
+    for path in source_files():
+        package = path.relative_to(ROOT).parts[0]
+        if package not in ("shm", "stub"):
+            continue
+        for node in ast.walk(parse(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            wrong += [f"{name_of(path)}:{node.lineno} imports {name}" for name in names if top(name) == package]
+    assert not wrong, listed(wrong)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {module: set() for module in modules()}
+    for path in source_files():
+        here = module_of(path)
+        graph[here] = {found.module for found in imports_of(path) if found.module in graph and found.module != here}
+    cycle = find_cycle(graph)
+    assert not cycle, " imports ".join(cycle)  # one of them; there may be more
+
+
+def find_cycle(graph):
+    """Take away what imports nothing that is left, until nothing changes; what stays holds every cycle."""
+    left = dict(graph)
+    while True:
+        free = [module for module, targets in left.items() if not targets & left.keys()]
+        if not free:
+            break
+        for module in free:
+            del left[module]
+    walk = sorted(left)[:1]
+    while walk:
+        after = min(graph[walk[-1]] & left.keys())
+        if after in walk:
+            return [*walk[walk.index(after) :], after]
+        walk.append(after)
+    return []
+
+
+def test_a_cycle_is_found():
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()}
+    assert find_cycle(graph) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b"}, "b": set()}) == []
+
+
+def test_three_files_at_most_know_zeromq():
+    files = {found.file for found in all_imports() if top(found.module) == "zmq"}
+    assert len(files) <= 3, listed(sorted(files))
+
+
+def test_numpy_stays_in_the_stub_and_in_the_tensor_files_of_the_gateway():
+    wrong = [
+        found
+        for found in all_imports()
+        if top(found.module) in ("numpy", "ml_dtypes")
+        and not found.file.startswith("stub/")
+        and not re.fullmatch(r"gateway/\w*tensors\w*\.py", found.file)
+    ]
+    assert not wrong, listed(wrong)
+
+
+SERVER_SIDE = {"protocol/codec.py", "stub/launcher.py"}  # run by the server's interpreter alone
+STUB_NEEDS = {"zmq", "msgpack", "numpy", "setproctitle"}  # the last is optional
+
+
+@pytest.mark.parametrize(
+    "package, allowed",
+    [("protocol", set()), ("shm", set()), ("stub", STUB_NEEDS), ("metrics", {"prometheus_client"})],
+)
+def test_leaves_and_stubs_need_nothing_but_what_is_listed(package, allowed):
+    known = {*sys.stdlib_module_names, *PACKAGES, *allowed, "_tensorbus_app", "triton_python_backend_utils"}
+    wrong = [
+        found
+        for found in all_imports()
+        if found.file.startswith(package + "/")
+        and found.file not in SERVER_SIDE
+        and top(found.module) not in known
+        and not found.relative
+    ]
+    assert not wrong, listed(wrong)
+
+
+@pytest.mark.parametrize("package", ["protocol", "shm", "stub"])
+def test_what_runs_in_a_foreign_interpreter_is_python_3_9(package):
+    for path in (ROOT / package).rglob("*.py"):
+        tree = ast.parse(path.read_text(), name_of(path), feature_version=(3, 9))
+        late = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+        unions = [text for node in ast.walk(tree) for text in annotations_of(node) if " | " in text]
+        assert late or not unions, f"{name_of(path)} lacks `from __future__ import annotations`"
+
+
+def annotations_of(node):
+    if isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation:
+        yield ast.unparse(node.annotation)
+    if isinstance(node, ast.FunctionDef) and node.returns:
+        yield ast.unparse(node.returns)
+
+
+# --- sizes and names --------------------------------------------------------------------------------------------
+
+
+def function_lengths(path):
+    for node in ast.walk(parse(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.end_lineno - node.lineno + 1, f"{name_of(path)}:{node.lineno} {node.name}"
+
+
+def test_no_function_is_longer_than_60_lines():
+    long = [(length, where) for path in all_files() for length, where in function_lengths(path) if length > 60]
+    assert not long, listed(sorted(long, reverse=True))
+
+
+def test_half_of_the_functions_have_12_lines_at_most():
+    assert statistics.median(length for path in source_files() for length, _ in function_lengths(path)) <= 12
+
+
+def test_no_file_is_longer_than_600_lines():
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in all_files()}
+    long = {name: length for name, length in lengths.items() if length > 600}
+    assert not long, listed(long.items())
+
+
+def test_files_are_named_for_what_they_hold():
+    vague = [name_of(path) for path in all_files() if path.stem in VAGUE_NAMES]
+    assert not vague, listed(vague)
+
+
+def test_tests_are_no_packages():
+    found = [name_of(path) for path in (ROOT / "tests").rglob("__init__.py") if "tests/models" not in name_of(path)]
+    assert not found, listed(found)
+
+
+# --- what is never used -----------------------------------------------------------------------------------------
+
+
+def dangers_of(path):
+    for node in ast.walk(parse(path)):
+        where = f"{name_of(path)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"):
+                yield f"{where} calls {called}"
+            for keyword in node.keywords:
+                if keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False":
+                    yield f"{where} passes {keyword.arg}"
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if top(name) in DATA_AS_CODE:
+                yield f"{where} imports {name}"
+            if top(name) == "importlib" and name_of(path) not in LOADS_CODE_BY_NAME and path in modules().values():
+                yield f"{where} imports {name}: code is loaded by name in {sorted(LOADS_CODE_BY_NAME)} alone"
+
+
+def test_data_never_becomes_code():
+    found = [danger for path in all_files() for danger in dangers_of(path)]
+    assert not found, listed(found)
+
+
+# --- the tables that the documents repeat -----------------------------------------------------------------------
+
+
+def message_table():
+    """As ARCHITECTURE.md has to show it: the messages by kind, then the values inside them."""
+    rows = ["| kind | message | way | fields |", "|---|---|---|---|"]
+    for way, table in (("broker to stub", messages.TO_STUB), ("stub to broker", messages.TO_BROKER)):
+        for kind, message in table.items():
+            rows.append(f"| `{kind}` | {message.__name__} | {way} | {', '.join(message._fields[1:])} |")
+    for value in (messages.Batch, messages.Request, messages.Executed, messages.Response, messages.TensorRef):
+        rows.append(f"| | {value.__name__} | inside | {', '.join(value._fields)} |")
+    rows.append(f"| | {messages.Handle.__name__} | inside | {', '.join(messages.Handle._fields)} |")
+    return "\n".join(rows)
+
+
+def test_the_architecture_page_shows_the_messages_as_they_are():
+    page = ROOT / "ARCHITECTURE.md"
+    if not page.exists():
+        pytest.skip("ARCHITECTURE.md is not written yet")
+    assert message_table() in page.read_text(), f"ARCHITECTURE.md should hold:\n\n{message_table()}\n"
