@@ -76,6 +76,7 @@ HTTP_ONLY = [
     "unsigned_limits",
     "signed_limits",
     "booleans",
+    "exit",
 ]
 BINARY_TOO = [
     "scalar",

@@ -28,6 +28,12 @@ _SUBSTITUTES = (
     (r'("ns": ?)\d+', r"\g<1>0"),
     (r'("last_inference": ?)[1-9]\d*', r"\g<1>1"),
     (r'[^\s"]*/triton_python_backend_utils\.py\(\d+\)', "<triton_python_backend_utils>"),
+    # Wording and position are best effort; the words for too few elements changed after 2.51.
+    (r"(request JSON buffer: ).* at \d+", r"\1<reason> at <offset>"),
+    (
+        r"((Unable to parse|Failed to parse) 'data'( field)?: )+[Ss]hape does not match true shape( of 'data' field)?",
+        "<shape does not match true shape>",
+    ),
     # Frames of the import system: they depend on the interpreter of the model.
     (r"(?:\\n|\n)  <frozen importlib[^\n\\]*", ""),
 )

@@ -54,8 +54,8 @@ def _address(repository: str) -> Address:
         found = [sockets.enter_context(socket.socket()) for _ in range(3)]
         for each in found:
             each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in found]
-    return Address(*ports, repository=str(MODELS / repository))
+        http, grpc, metrics = (each.getsockname()[1] for each in found)
+    return Address(http, grpc, metrics, str(MODELS / repository))
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""Where our answers are meant to differ from those of Triton 2.51, and why.
+
+We follow Triton's HEAD where it changed after 2.51, and do not copy faults. ``ours`` holds what each step's answer
+must contain; an empty one leaves it open. A case that is ``fatal`` is never sent to the real Triton.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from tests.conformance.replay import Answer
+
+
+class Difference(NamedTuple):
+    reason: str
+    ours: tuple[Answer, ...]
+    fatal: bool = False
+
+
+def error(status: int, text: str) -> Answer:
+    return {"status": status, "body": json.dumps({"error": text}, separators=(",", ":"))}
+
+
+def grpc_error(code: str, text: str) -> Answer:
+    return {"code": code, "message": text}
+
+
+def outputs(**members: Any) -> Answer:
+    return {"status": 200, "body": json.dumps(members, separators=(",", ":"))}
+
+
+_ID = "[request id: <id_unknown>] "
+_UNKNOWN = "Request for unknown model: "
+_NOT_READY = "HEAD looks the model up before it asks whether it is ready; 2.51 says only that it is not ready"
+_HEADER = "HEAD refuses a header length that is no 32-bit number; 2.51 takes it as 0 or compares it as it is"
+_READY = "HEAD checks the type of 'ready' as an invalid argument"
+_OVERFLOW = "HEAD refuses shapes whose sizes overflow; 2.51 computes with the overflow"
+_ORDER = "2.51 walks the inputs in the order of a hash table; ours in that of the request"
+_CLASSES = "2.51 dies of a failed assertion when asked for the classes of a type that has no order"
+_INT32 = "value is out of range [ -2147483648, 2147483647 ]"
+
+KNOWN_DIFFERENCES = {
+    # --- HEAD instead of 2.51
+    "http unknown model ready": Difference(_NOT_READY, (error(404, _UNKNOWN + "'nobody' is not found"),)),
+    "http model version outside the policy ready": Difference(
+        _NOT_READY, (error(404, _UNKNOWN + "'versions' version 2 is not found"),)
+    ),
+    "http model version that never was ready": Difference(
+        _NOT_READY, (error(404, _UNKNOWN + "'versions' version 9 is not found"),)
+    ),
+    "grpc unknown model ready": Difference(_NOT_READY, (grpc_error("NOT_FOUND", _UNKNOWN + "'nobody' is not found"),)),
+    "grpc model version outside the policy ready": Difference(
+        _NOT_READY, (grpc_error("NOT_FOUND", _UNKNOWN + "'versions' version 2 is not found"),)
+    ),
+    "http header length is no number": Difference(
+        _HEADER, (error(400, "Unable to parse Inference-Header-Content-Length, got: abc"),)
+    ),
+    "http header length beyond 32 bits": Difference(
+        _HEADER, (error(400, f"Unable to parse Inference-Header-Content-Length, {_INT32}, got: 99999999999"),)
+    ),
+    "http index, ready as a number": Difference(_READY, (error(400, "Invalid value for 'ready': expected a boolean"),)),
+    "http index, ready as text": Difference(_READY, (error(400, "Invalid value for 'ready': expected a boolean"),)),
+    "http shape of more elements than 64 bits": Difference(
+        _OVERFLOW,
+        (
+            error(
+                400,
+                "invalid shape for input 'INPUT0': shape [2,4611686018427387904] causes total element count to exceed "
+                "maximum size of 9223372036854775807",
+            ),
+        ),
+    ),
+    "http shape overflows in bytes": Difference(_OVERFLOW, ({"status": 400},)),
+    "grpc shape of more elements than 64 bits": Difference(_OVERFLOW, ({"code": "INVALID_ARGUMENT"},)),
+    # --- faults not copied
+    "http too many inputs": Difference(
+        "2.51 prints ']' for an empty list, and lists the inputs in the order of a hash table",
+        (
+            error(
+                400,
+                _ID + "expected 1 inputs but got 2 inputs for model 'raw'. Got input(s) ['INPUT0','MORE'], but missing "
+                "required input(s) []. Please provide all required input(s).",
+            ),
+        ),
+    ),
+    "http batch sizes differ": Difference(
+        _ORDER, (error(400, _ID + "input 'INPUT1' batch size does not match other inputs for 'batched'"),)
+    ),
+    "grpc batch sizes differ": Difference(
+        _ORDER,
+        (grpc_error("INVALID_ARGUMENT", _ID + "input 'INPUT1' batch size does not match other inputs for 'batched'"),),
+    ),
+    "grpc model: twice": Difference(
+        "2.51 writes the second of two outputs of one name into the first one's description",
+        (
+            {
+                "code": "OK",
+                "response": {
+                    "model_name": "misbehaving",
+                    "model_version": "1",
+                    "id": "mine",
+                    "outputs": [
+                        {"name": "OUT", "datatype": "FP32", "shape": ["2"]},
+                        {"name": "OUT", "datatype": "FP32", "shape": ["2"]},
+                    ],
+                    "raw_output_contents": ["AACAPwAAAEA=", "AAAAQAAAQEA="],
+                },
+            },
+        ),
+    ),
+    "http model: generator": Difference(
+        "2.51 runs a generator as a coroutine, and its error holds an address",
+        (
+            error(
+                500,
+                "Failed to process the request(s) for model 'misbehaving_0', message: Expected a list in the execute "
+                "return, found type '<class 'generator'>'.",
+            ),
+        ),
+    ),
+    "http classification of text": Difference(_CLASSES, ({"status": 400},), fatal=True),
+    "http classification of booleans": Difference(_CLASSES, ({"status": 400},), fatal=True),
+}
+
+
+def expected(name: str, theirs: list[Answer]) -> list[Answer]:
+    """What our server must answer where the real one answered ``theirs``."""
+    difference = KNOWN_DIFFERENCES.get(name)
+    return list(difference.ours) if difference else theirs
+
+
+def agree(name: str, wanted: list[Answer], actual: list[Answer]) -> bool:
+    if name not in KNOWN_DIFFERENCES:
+        return wanted == actual
+    return all(want.items() <= got.items() for want, got in zip(wanted, actual, strict=True))
