@@ -5,24 +5,41 @@ No socket, no thread, no clock and no memory of its own: all four are handed in.
 
 from __future__ import annotations
 
-from typing import Callable, List, Protocol, Sequence, Tuple, Union
+import json
+import os
+from typing import Any, Callable, FrozenSet, List, Optional, Protocol, Tuple, Union
+from weakref import ref
 
-from .shared import messages
+from . import bls
+from .exception_text import exception_text, full_traceback, has_cause, user_frames
+from .lookup import using_decoupled_model_transaction_policy
+from .request import InferenceRequest
+from .request import receive as receive_request
+from .response import InferenceResponse
+from .retained import RetainedInputs
+from .sender import MORE_THAN_ONE, Delivery
+from .shared import errors, messages
+from .tensor import Tensor, binary_form
+from .tensor import receive as receive_tensor
 from .user_model import UserModel
 
 # name, wire datatype, shape, bytes in KServe's binary form (1-D, format "B", so len() is its nbytes).
 PlacedTensor = Tuple[str, str, Tuple[int, ...], Union[bytes, memoryview]]
+View = Callable[[messages.TensorRef], memoryview]
+
+_NO_RESPONSE = "The execute function returned no response for the request and sent none through its response sender."
+_INTERNAL = int(errors.ErrorKind.INTERNAL)
 
 
 class OutputPlacer(Protocol):
     """Where the tensors of a response go: a block of shared memory, or frames of the message."""
 
-    def place(self, tensors: Sequence[PlacedTensor]) -> Tuple[List[messages.TensorRef], int]:
+    def place(self, tensors: List[PlacedTensor]) -> Tuple[List[messages.TensorRef], int]:
         """Copies the tensors of ONE response (never empty); returns their references and the lease (0: inline)."""
 
 
 class Session:
-    """Runs batches one at a time, in the calling thread."""
+    """Runs batches one at a time, in the calling thread. Every request of a batch gets exactly one response."""
 
     def __init__(
         self,
@@ -32,23 +49,196 @@ class Session:
         log: Callable[[str, str, int, str], None],  # level ("I", "W", "E", "V"), file, line, text
         clock_ns: Callable[[], int],
     ) -> None:
-        raise NotImplementedError
+        config = json.loads(model.args.get("model_config", "{}"))
+        self._model = model
+        self._instance = instance
+        self._place = outputs.place
+        self._log = log
+        self._clock_ns = clock_ns
+        self._decoupled = using_decoupled_model_transaction_policy(config)
+        self._output_names: FrozenSet[str] = frozenset(entry["name"] for entry in config.get("output", []))
+        self._retained = RetainedInputs()
 
-    def execute(
-        self, batch: messages.Batch, view: Callable[[messages.TensorRef], memoryview]
-    ) -> messages.Executed:
+    def execute(self, batch: messages.Batch, view: View) -> messages.Executed:
         """``view`` resolves a reference to its writable bytes (1-D, format "B")."""
-        raise NotImplementedError
+        begin_ns = self._clock_ns()
+        delivery = Delivery(self._answer)
+        roots: List[List[ref[Any]]] = []
+        returned: Any = None
+        requests, failure = self._receive(batch.requests, view, delivery, roots)
+        received_ns = self._clock_ns()
+        if not failure:
+            returned, failure = self._run(requests)
+        executed_ns = self._clock_ns()
+        delivery.close()
+        failure = failure or self._malformed(requests, returned)
+        if failure:
+            responses = [self._fail(message, failure) for message in batch.requests]
+            _keep_sent(responses, requests)
+        else:
+            responses = self._answer_all(requests, returned)
+        del requests, returned  # from here on only the model's own references keep the inputs
+        self._mark_retained(responses, roots)
+        end_ns = self._clock_ns()
+        return messages.Executed(
+            batch.id, received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns, bool(failure), responses
+        )
 
     @property
     def has_retained(self) -> bool:
         """Whether the model still holds inputs of answered requests; then poll ``collect_released``."""
-        raise NotImplementedError
+        return len(self._retained) > 0
 
     def collect_released(self) -> List[int]:
         """Ids of requests whose retained inputs have become free since the last call."""
-        raise NotImplementedError
+        return self._retained.collect()
 
     def finalize(self) -> str:
         """Calls the model's ``finalize``; returns "" or the text of what it raised."""
-        raise NotImplementedError
+        finalize = getattr(self._model.instance, "finalize", None)
+        if finalize is None:
+            return ""
+        try:
+            finalize()
+        except BaseException as error:
+            return exception_text(error)
+        return ""
+
+    def _receive(
+        self, batch: List[messages.Request], view: View, delivery: Delivery, roots: List[List[ref[Any]]]
+    ) -> Tuple[List[InferenceRequest], str]:
+        requests: List[InferenceRequest] = []
+        try:
+            for message in batch:
+                inputs: List[Tensor] = []
+                living: List[ref[Any]] = []
+                for reference in message.inputs:
+                    tensor, root = receive_tensor(reference.name, reference.datatype, reference.shape, view(reference))
+                    inputs.append(tensor)
+                    if root is not None:
+                        living.append(ref(root))
+                requests.append(receive_request(message, inputs, delivery, self._output_names))
+                roots.append(living)
+        except Exception as error:
+            roots.clear()
+            text = "Failed to process the request(s) for model instance '{}', message: {}"
+            return [], self._logged(text.format(self._instance, exception_text(error)))
+        return requests, ""
+
+    def _run(self, requests: List[InferenceRequest]) -> Tuple[Any, str]:
+        """What ``execute`` returned, or the text of its failure."""
+        execute = getattr(self._model.instance, "execute", None)
+        if execute is None:
+            cause = "Python model {} does not implement `execute` method.".format(self._model.model_file)
+            return None, self._failure(cause)
+        if self._decoupled:
+            cause = "Python model '{}' is using the decoupled mode, which this version of tensorbus does not support."
+            return None, self._failure(cause.format(self._instance))
+        bls.Execution.running = True
+        try:
+            return execute(requests[:]), ""
+        except BaseException as error:  # sys.exit() in a model must not end the process, nor pass for a return
+            return None, self._failure(exception_text(error), error)
+        finally:
+            bls.Execution.running = False
+
+    def _malformed(self, requests: List[InferenceRequest], returned: Any) -> str:
+        """The text of a failure if ``returned`` answers the batch in no legal way, else ""."""
+        if returned is not None:
+            if not isinstance(returned, list):
+                return self._failure("Expected a list in the execute return, found type '{}'.".format(type(returned)))
+            if len(returned) != len(requests):
+                return self._failure(
+                    "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                    "InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n".format(
+                        len(requests), len(returned)
+                    )
+                )
+            for response in returned:
+                if response is not None and not isinstance(response, InferenceResponse):
+                    return self._failure(
+                        "Expected an 'InferenceResponse' object in the execute function return list, "
+                        "found type '{}'.".format(type(response))
+                    )
+            if any(returned):
+                return ""
+        return "" if any(map(_sent, requests)) else self._failure(_NO_RESPONSE)
+
+    def _answer_all(self, requests: List[InferenceRequest], returned: Optional[List[Any]]) -> List[messages.Response]:
+        responses: List[messages.Response] = []
+        for request, response in zip(requests, returned or [None] * len(requests)):
+            message = request._message
+            sent = _sent(request)
+            if sent:
+                responses.append(sent[0])
+                if response is not None:
+                    self._logged(self._wrapped(MORE_THAN_ONE))
+            elif response is None:
+                responses.append(self._fail(message, self._failure(_NO_RESPONSE)))
+            else:
+                responses.append(self._answer_safely(message, response))
+                if request._sender is not None:  # a thread may have it
+                    request._sender.responses.append(responses[-1])
+        return responses
+
+    def _answer_safely(self, message: messages.Request, response: InferenceResponse) -> messages.Response:
+        try:
+            return self._answer(message, response)
+        except Exception as error:  # the tensors found no place
+            return self._fail(message, self._failure(exception_text(error), error))
+
+    def _answer(self, message: messages.Request, response: InferenceResponse) -> messages.Response:
+        """Sends what was asked for of the outputs, in the order of the response, as they are now."""
+        error = response._error
+        if error is not None:
+            return messages.Response(message.id, [], 0, (int(error._code), error._message), response._parameters)
+        wanted = message.outputs or self._output_names
+        tensors = [
+            (tensor._name, tensor._datatype, tensor._shape, binary_form(tensor))
+            for tensor in response._tensors
+            if tensor._name in wanted
+        ]
+        outputs, lease = self._place(tensors) if tensors else ([], 0)
+        return messages.Response(message.id, outputs, lease, None, response._parameters)
+
+    def _mark_retained(self, responses: List[messages.Response], roots: List[List[ref[Any]]]) -> None:
+        for index, living in enumerate(roots):
+            for reference in living:
+                if reference() is not None:
+                    self._retained.hold(responses[index].request, living)
+                    responses[index] = responses[index]._replace(retained=True)
+                    break
+
+    def _fail(self, message: messages.Request, failure: str) -> messages.Response:
+        return messages.Response(message.id, [], 0, (_INTERNAL, failure))
+
+    def _failure(self, cause: str, error: Optional[BaseException] = None) -> str:
+        """The client's text, logged once."""
+        return self._logged(self._wrapped(cause), error)
+
+    def _wrapped(self, cause: str) -> str:
+        return "Failed to process the request(s) for model '{}', message: {}".format(self._instance, cause)
+
+    def _logged(self, text: str, error: Optional[BaseException] = None) -> str:
+        """Logs at the line of the model's folder where the error was; returns ``text``."""
+        folder = os.path.dirname(os.path.abspath(self._model.model_file))
+        file, line = self._model.model_file, 0
+        if error is not None:
+            frames = [frame for frame in user_frames(error) if frame[0].startswith(folder)]
+            file, line = frames[0][:2] if frames else (file, line)
+        # The text shows no causes; the log does.
+        details = "\n" + full_traceback(error) if error is not None and has_cause(error) else ""
+        self._log("E", os.path.basename(file), line, text + details)
+        return text
+
+
+def _sent(request: InferenceRequest) -> List[messages.Response]:
+    """What went through the request's sender."""
+    sender = request._sender
+    return sender.responses if sender is not None else []
+
+
+def _keep_sent(responses: List[messages.Response], requests: List[InferenceRequest]) -> None:
+    """A request that was answered by its sender is not failed by what happened after."""
+    for index, request in enumerate(requests):
+        responses[index : index + 1] = _sent(request) or [responses[index]]

@@ -1,8 +1,24 @@
-"""The user's model file: finding it, importing it, making and initialising its ``TritonPythonModel``."""
+"""The user's model file: finding it, importing it, making and initialising its ``TritonPythonModel``.
+
+The file is imported as ``<version>.<stem>`` with its version folder as the package, so it can import its neighbours
+relatively and absolutely. On sys.path the user's folders come after the standard library and before site-packages.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 from typing import Any, Dict
+
+from . import logger
+from .exception_text import exception_text
+from .model_config import ModelConfig
+from .triton_error import TritonModelException
+
+_model_dir = ""  # of the one model of this process
 
 
 class LoadError(Exception):
@@ -12,14 +28,23 @@ class LoadError(Exception):
 class UserModel:
     """An instance of the user's ``TritonPythonModel`` and what the stub must know of it."""
 
-    model_file: str
-    args: Dict[str, str]
-    instance: Any
+    def __init__(self, instance: Any, model_file: str, args: Dict[str, str]) -> None:
+        self.instance = instance
+        self.model_file = model_file
+        self.args = args
 
     @classmethod
     def load(cls, model_file: str, args: Dict[str, str]) -> UserModel:
         """Imports the file, instantiates the class, calls ``initialize(args)``. Raises LoadError."""
-        raise NotImplementedError
+        try:
+            instance = _import(model_file).TritonPythonModel()
+            if hasattr(instance, "initialize"):
+                instance.initialize(dict(args))
+        except LoadError:
+            raise
+        except BaseException as error:  # SystemExit too: sys.exit() in a model is an error of the model
+            raise LoadError(exception_text(error)) from None
+        return cls(instance, model_file, args)
 
 
 def auto_complete(model_file: str, args: Dict[str, str]) -> str:
@@ -27,4 +52,80 @@ def auto_complete(model_file: str, args: Dict[str, str]) -> str:
 
     ``args["model_config"]`` unchanged where the model has none. Raises LoadError.
     """
-    raise NotImplementedError
+    try:
+        model_class = _import(model_file).TritonPythonModel
+        if not hasattr(model_class, "auto_complete_config"):
+            return args["model_config"]
+        completed = model_class.auto_complete_config(ModelConfig(args["model_config"]))
+        if isinstance(completed, ModelConfig):
+            return completed.to_json()
+    except LoadError:
+        raise
+    except BaseException as error:
+        raise LoadError(exception_text(error)) from None
+    name = ModelConfig(args["model_config"]).name
+    raise LoadError(
+        "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(name)
+    )
+
+
+def get_model_dir() -> str:
+    """``pb_utils.get_model_dir``: the folder of the model file."""
+    if not _model_dir:
+        raise TritonModelException("No model has been loaded.")
+    return _model_dir
+
+
+def _import(model_file: str) -> ModuleType:
+    global _model_dir
+    path = os.path.abspath(model_file)
+    if not os.path.isfile(path):
+        raise LoadError("Failed to preinitialize Python stub: Python model file not found in '{}'".format(model_file))
+    version_dir, file_name = os.path.split(path)
+    _model_dir = version_dir
+    sys.argv = [""]  # unittest.main() in a model reads it
+    _put_on_path(version_dir, os.path.dirname(version_dir))
+    _warn_of_stray_copy(version_dir)
+    package = _import_package(version_dir)
+    stem = os.path.splitext(file_name)[0]
+    name = "{}.{}".format(package.__name__, stem)
+    module = _run(_file_spec(name, path))
+    setattr(package, stem, module)
+    return module
+
+
+def _put_on_path(version_dir: str, model_dir: str) -> None:
+    folders = [version_dir, model_dir]
+    others = [entry for entry in sys.path if entry not in folders]
+    packages = [os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages") for entry in others]
+    at = packages.index(True) if True in packages else len(others)
+    sys.path[:] = others[:at] + folders + others[at:]
+
+
+def _warn_of_stray_copy(version_dir: str) -> None:
+    stray = os.path.join(version_dir, "triton_python_backend_utils.py")
+    if os.path.exists(stray):
+        logger.write("W", __file__, 0, "the triton_python_backend_utils.py beside the model is not used")
+
+
+def _import_package(version_dir: str) -> ModuleType:
+    """The version folder as a package, with or without ``__init__.py``; its name need not be an identifier."""
+    name = os.path.basename(version_dir)
+    init = os.path.join(version_dir, "__init__.py")
+    spec = _file_spec(name, init) if os.path.isfile(init) else ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [version_dir]
+    return _run(spec)
+
+
+def _file_spec(name: str, path: str) -> ModuleSpec:
+    spec = spec_from_file_location(name, path, loader=SourceFileLoader(name, path))
+    assert spec is not None  # a loader was given
+    return spec
+
+
+def _run(spec: ModuleSpec) -> ModuleType:
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    if spec.loader is not None:
+        spec.loader.exec_module(module)
+    return module

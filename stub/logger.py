@@ -1,0 +1,94 @@
+"""``pb_utils.Logger``: lines for the server's log, with the caller's file and line.
+
+Until the stub names a sink (and in a unit test of a model) lines go to stderr in the server's format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from typing import Any, Callable, NoReturn
+
+from .arguments import incompatible, text_argument
+from .pybind_enum import PybindEnum
+
+Sink = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file's base name, line, text
+
+
+class LogLevel(PybindEnum):
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+_LETTER = {LogLevel.INFO: "I", LogLevel.WARNING: "W", LogLevel.ERROR: "E", LogLevel.VERBOSE: "V"}
+
+
+def _to_stderr(level: str, file: str, line: int, text: str) -> None:
+    if level == "V":  # off by default, as in the server
+        return
+    now = datetime.now().strftime("%m%d %H:%M:%S.%f")
+    quoted = json.dumps(text, ensure_ascii=False)
+    sys.stderr.write("{}{} {} {}:{}] {}\n".format(level, now, os.getpid(), file, line, quoted))
+
+
+_sink: Sink = _to_stderr
+
+
+def set_sink(sink: Sink) -> None:
+    """Where lines go from now on; called from any thread of the model."""
+    global _sink
+    _sink = sink
+
+
+def write(level: str, file: str, line: int, text: str) -> None:
+    """A line of the stub's own."""
+    _sink(level, os.path.basename(file), line, text)
+
+
+def _write_for_caller(level: LogLevel, message: Any) -> None:
+    text = text_argument("log", message)
+    frame = sys._getframe(2)
+    write(_LETTER[level], frame.f_code.co_filename, frame.f_lineno, text)
+
+
+class Logger:
+    """Static methods only."""
+
+    __module__ = "c_python_backend_utils"
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+
+    def __new__(cls) -> NoReturn:
+        raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
+
+    @staticmethod
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        if not isinstance(level, LogLevel):
+            raise incompatible("log", "log(message: str, level: LogLevel = LogLevel.INFO)", message, level)
+        _write_for_caller(level, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        _write_for_caller(LogLevel.INFO, message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        _write_for_caller(LogLevel.WARNING, message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        _write_for_caller(LogLevel.ERROR, message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        _write_for_caller(LogLevel.VERBOSE, message)
+
+
+setattr(Logger, "LogLevel", LogLevel) (a class attribute of the global's name confuses type checkers)

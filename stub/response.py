@@ -1,0 +1,57 @@
+"""``pb_utils.InferenceResponse``: the outputs or the error of one request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from .arguments import incompatible, list_argument
+from .parameters import checked_parameters
+from .shared import messages
+from .tensor import Tensor
+from .triton_error import TritonError, TritonModelException
+
+_NONE: Dict[str, messages.ParameterValue] = {}
+
+
+class InferenceResponse:
+    """With an error, the outputs are ignored."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: Optional[TritonError] = None,
+        parameters: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        tensors = list_argument("__init__", output_tensors)
+        for tensor in tensors:
+            if type(tensor) is not Tensor:
+                _refuse(tensor)
+        if error is not None and not isinstance(error, TritonError):
+            raise incompatible("__init__", "InferenceResponse(error: TritonError)", error)
+        self._tensors: List[Tensor] = tensors
+        self._error = error
+        self._parameters = _NONE if parameters is None else checked_parameters(parameters)
+
+    def output_tensors(self) -> List[Tensor]:
+        return self._tensors[:]
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> Optional[TritonError]:
+        return self._error
+
+    def parameters(self) -> str:
+        """JSON text."""
+        return json.dumps(self._parameters)
+
+
+def _refuse(tensor: object) -> None:
+    if tensor is None:
+        raise TritonModelException("Output tensor for inference response should not be empty.")
+    if not isinstance(tensor, Tensor):
+        raise incompatible("__init__", "InferenceResponse(output_tensors: List[Tensor])", tensor)

@@ -1,0 +1,190 @@
+"""``pb_utils.Tensor``: a named array of a received request or of a response to be.
+
+Who owns the bytes. A received tensor is a view of the sender's memory: writable, zero copy, leased until the last array
+over it has gone (stub/leased.py). A tensor made by the model aliases the model's array until it is sent, except BYTES,
+which are encoded at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NoReturn, Optional, Tuple, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import dlpack
+from .arguments import incompatible, text_argument
+from .bytes_tensor import join_elements, object_array, split_elements
+from .numpy_types import DATATYPE, DTYPE
+from .shared import datatypes
+from .triton_error import TritonModelException
+
+_SMALL_NBYTES = 4096  # up to here a copy costs less than a flat memoryview (50 to 180 ns)
+_BYTE = np.dtype(np.uint8)
+_BF16_BITS = np.dtype(np.uint16)  # NumPy has no BF16; its bits travel as these
+
+
+class Tensor:
+    """Immutable but for the elements of its array."""
+
+    __module__ = "c_python_backend_utils"
+    # _data: the binary form where it is not the array's own memory (BYTES, BF16), else None.
+    # _array: what as_numpy returns; None for BYTES not decoded yet and for BF16.
+    __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
+
+    _array: Optional[NDArray[Any]]
+    _data: Union[NDArray[Any], bytes, None]
+    _datatype: str
+    _name: str
+    _shape: Tuple[int, ...]
+
+    def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
+        if not isinstance(numpy_array, np.ndarray):
+            raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, numpy_array)
+        self._name = _checked_name(name)
+        datatype = DATATYPE.get(numpy_array.dtype)
+        if datatype is None:
+            self._encode(numpy_array)
+            return
+        if not numpy_array.flags.c_contiguous:
+            numpy_array = np.ascontiguousarray(numpy_array)
+        self._array = numpy_array
+        self._data = None
+        self._datatype = datatype
+        self._shape = numpy_array.shape
+
+    def _encode(self, array: NDArray[Any]) -> None:
+        if array.dtype.kind not in "OS":
+            raise TritonModelException("NumPy dtype is not supported.")
+        try:
+            self._data = join_elements(array)
+        except UnicodeEncodeError as error:
+            raise TritonModelException(
+                "Tensor '{}' holds text that is no Unicode: {}".format(self._name, error)
+            ) from None
+        self._array = array
+        self._datatype = "BYTES"
+        self._shape = array.shape
+
+    def name(self) -> str:
+        return self._name
+
+    def shape(self) -> List[int]:
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        """The datatype's number, 1 (BOOL) to 14 (BF16)."""
+        return datatypes.BY_NAME[self._datatype].number
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def as_numpy(self) -> NDArray[Any]:
+        """The same array at each call. A received tensor's is writable and stays valid as long as anybody holds it."""
+        array = self._array
+        if array is None:
+            array = self._array = self._decode()
+        return array
+
+    def _decode(self) -> NDArray[Any]:
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        assert self._data is not None
+        encoded = self._data if isinstance(self._data, bytes) else self._data.tobytes()
+        try:
+            array = object_array(split_elements(encoded), self._shape)
+        except ValueError as error:
+            raise TritonModelException("Tensor '{}': {}".format(self._name, error)) from None
+        self._data = encoded  # lets go of the leased memory
+        return array
+
+    def to_dlpack(self) -> Any:
+        """A capsule for one consumer; it keeps this tensor alive."""
+        if self._datatype == "BYTES":
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        bits = self._array if self._data is None else self._data
+        assert isinstance(bits, np.ndarray)
+        return dlpack.export(self, bits, self._shape, self._datatype)
+
+    def __dlpack__(self, stream: Any = None, **_negotiation: Any) -> Any:
+        """``stream`` is ignored: the data is always ready. So is what newer consumers negotiate, as they allow."""
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return dlpack.CPU, 0
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: object, /) -> Tensor:
+        """A tensor over the memory of a capsule, or of an object with ``__dlpack__`` and ``__dlpack_device__``."""
+        name = _checked_name(name)
+        if isinstance(tensor, np.ndarray):
+            return _of_numpy(name, tensor)
+        bits, datatype = dlpack.import_(tensor)
+        made = Tensor.__new__(Tensor)
+        made._name = name
+        made._datatype = datatype
+        made._shape = bits.shape
+        made._array, made._data = (None, bits) if datatype == "BF16" else (bits, None)
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'c_python_backend_utils.Tensor' object")
+
+
+def _checked_name(name: Any) -> str:
+    name = text_argument("__init__", name)
+    if not name:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return str(name)
+
+
+def _of_numpy(name: str, array: NDArray[Any]) -> Tensor:
+    if array.dtype not in DATATYPE:
+        raise TritonModelException("Dtype is invalid.")
+    if not array.flags.c_contiguous:
+        raise TritonModelException(dlpack.NOT_CONTIGUOUS)
+    return Tensor(name, array)
+
+
+def receive(
+    name: str, datatype: str, shape: Tuple[int, ...], data: memoryview
+) -> Tuple[Tensor, Optional[NDArray[Any]]]:
+    """A tensor over ``data`` (1-D, format "B") and the root array: whoever uses that memory holds the root.
+
+    ``frombuffer``, not ``ndarray(buffer=...)``: it holds an export of the buffer, so the mapping cannot be closed under
+    it. Every view of a view, memoryview and DLPack export of the array keeps the root alive.
+    """
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name
+    tensor._datatype = datatype
+    tensor._shape = shape
+    dtype = DTYPE.get(datatype)
+    if not len(data):
+        tensor._array = np.empty(shape, dtype or object)
+        tensor._data = b"" if dtype is None else None
+        return tensor, None
+    if data.readonly:  # an inline frame; models may write to their inputs
+        data = memoryview(bytearray(data))
+    if dtype is None:
+        bits: NDArray[Any] = np.frombuffer(data, _BF16_BITS if datatype == "BF16" else _BYTE)
+        tensor._array = None
+        tensor._data = bits
+        return tensor, bits
+    root: NDArray[Any] = np.frombuffer(data, dtype)
+    tensor._array = root if len(shape) == 1 else root.reshape(shape)
+    tensor._data = None
+    return tensor, root
+
+
+def binary_form(tensor: Tensor) -> Union[bytes, memoryview]:
+    """The bytes to send, as they are now: 1-D, format "B". A memoryview is of the model's array: copy it soon."""
+    data = tensor._data
+    if isinstance(data, bytes):
+        return data
+    array = tensor._array if data is None else data
+    assert array is not None
+    if array.nbytes <= _SMALL_NBYTES:
+        return array.tobytes()
+    return array.data.cast("B")
