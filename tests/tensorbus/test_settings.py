@@ -1,0 +1,196 @@
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from tensorbus.flags import FLAGS, BackendSetting
+from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
+
+NO_FLAG = {"escape_log_messages", "deprecations", "ignored_flags"}
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(UsageError) as error:
+        parse_serve(argv)
+    return str(error.value)
+
+
+def test_without_flags_the_defaults_hold() -> None:
+    assert parse_serve([], {}) == ServeSettings(metrics_address="0.0.0.0")
+
+
+def test_every_field_has_its_flag_and_every_flag_has_an_effect_or_says_that_it_has_none() -> None:
+    fields = {field.name for field in dataclasses.fields(ServeSettings)}
+    flags = {flag.name.replace("-", "_"): flag for flag in FLAGS}
+    assert fields - NO_FLAG <= set(flags)
+    without_field = [flag for name, flag in flags.items() if name not in fields]
+    assert [flag.name for flag in without_field if not flag.ignored and flag.inert is None] == [
+        "help",
+        "model-store",
+        "strict-model-config",
+    ]
+
+
+def test_repositories_add_up_under_both_names_and_of_other_flags_the_last_wins() -> None:
+    settings = parse_serve(
+        ["--model-repository=/a", "--model-store", "/b", "--model-repository=/a", "--http-port=1", "--http-port=2"]
+    )
+    assert settings.model_repository == ("/a", "/b")
+    assert settings.http_port == 2
+
+
+def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+    assert parse_serve(["--http-address=127.0.0.1"]).metrics_address == "127.0.0.1"
+    assert parse_serve(["--http-address=127.0.0.1", "--metrics-address=::1"]).metrics_address == "::1"
+
+
+def test_escaping_is_switched_off_by_the_environment() -> None:
+    assert parse_serve([], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}).escape_log_messages
+    assert not parse_serve([], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}).escape_log_messages
+
+
+def test_log_flags_become_log_settings() -> None:
+    logs = parse_serve(["--log-verbose=2", "--log-info=off", "--log-format=ISO8601", "--log-file=/l"]).log_settings()
+    assert (logs.log_verbose_level, logs.log_info, logs.log_error) == (2, False, True)
+    assert (logs.log_format, logs.log_file) == ("ISO8601", "/l")
+
+
+def test_a_backend_has_its_own_values_over_those_of_all() -> None:
+    settings = parse_serve(
+        ["--backend-config=python,x=1", "--backend-config=x=2", "--backend-config=y=3", "--backend-config=other,z=4"]
+    )
+    assert settings.backend_config[0] == BackendSetting("python", "x", "1")
+    assert settings.backend_values("python") == {"x": "1", "y": "3"}
+
+
+def test_the_python_backends_first_segment_size() -> None:
+    assert ServeSettings().shm_default_byte_size == 1048576
+    assert parse_serve(["--backend-config=python,shm-default-byte-size=5242880"]).shm_default_byte_size == 5242880
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("shm-default-byte-size=1048575", "shm-default-byte-size can't be smaller than 4 MiBs"),
+        ("shm-growth-byte-size=0", "shm-growth-byte-size can't be smaller than or equal to zero."),
+        ("stub-timeout-seconds=-1", "stub-timeout-seconds can't be smaller than or equal to zero."),
+        ("thread-pool-size=0", "thread-pool-size can't be less than 1."),
+        ("shm-growth-byte-size=big", "invalid argument for python,shm-growth-byte-size. Got big"),
+    ],
+)
+def test_the_python_backends_limits_are_kept(setting: str, reason: str) -> None:
+    assert refusal(f"--backend-config=python,{setting}") == f'Bad option: "--backend-config".\n{reason}'
+
+
+def test_flags_without_effect_are_listed_once_each() -> None:
+    settings = parse_serve(["--http-thread-count=4", "--host-policy=a,b=c", "--http-thread-count=5"])
+    assert settings.ignored_flags == ("http-thread-count", "host-policy")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--model-control-mode=poll",
+        "--model-control-mode=EXPLICIT",
+        "--rate-limit=execution_count",
+        "--grpc-use-ssl=true",
+        "--http-restricted-api=health:k=v",
+        "--cache-config=local,size=1048576",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-level=max",
+        "--metrics-config=summary_latencies=true",
+        "--allow-client-shm=1",
+        "--model-load-retry-count=2",
+        "--allow-sagemaker=true",
+    ],
+)
+def test_what_is_not_offered_yet_is_refused_by_name(argument: str) -> None:
+    flag = argument.partition("=")[0]
+    assert refusal(argument) == (
+        f'Bad option: "{flag}".\n{argument} asks for something that tensorbus does not offer yet.'
+    )
+
+
+def test_a_flag_that_asks_for_nothing_new_is_accepted() -> None:
+    settings = parse_serve(
+        [
+            "--model-control-mode=NONE",
+            "--rate-limit=off",
+            "--grpc-use-ssl=false",
+            "--trace-config=level=OFF",
+            "--trace-config=triton,file=/t",
+            "--metrics-config=counter_latencies=true",
+            "--model-load-retry-count=0",
+            "--grpc-keepalive-time=7200000",
+        ]
+    )
+    assert settings == parse_serve([])
+
+
+def test_load_model_needs_explicit_control() -> None:
+    text = "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+    assert refusal("--load-model=m") == text
+    assert refusal("--load-model=m", "--model-control-mode=none") == text
+
+
+def test_both_cache_flags_are_refused() -> None:
+    assert refusal("--cache-config=local,size=1", "--response-cache-byte-size=1") == (
+        "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+        "Please provide one or the other."
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "names", "place"),
+    [
+        (["--http-port=8001"], "HTTP requests and GRPC requests", "0.0.0.0:8001"),
+        (["--http-port=8002"], "HTTP requests and metrics requests", "0.0.0.0:8002"),
+        (["--grpc-port=8002"], "GRPC requests and metrics requests", "0.0.0.0:8002"),
+    ],
+)
+def test_two_services_cannot_share_a_port(argv: list[str], names: str, place: str) -> None:
+    assert refusal(*argv) == f"The server cannot listen to {names} at the same address and port {place}"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--http-port=8001", "--allow-grpc=false"],
+        ["--http-port=8001", "--grpc-address=127.0.0.1"],
+        ["--http-port=0", "--grpc-port=0", "--metrics-port=0"],
+    ],
+)
+def test_services_that_do_not_meet_may_have_the_same_port(argv: list[str]) -> None:
+    parse_serve(argv)
+
+
+def test_deprecated_flags_work_and_are_told() -> None:
+    settings = parse_serve(["--strict-model-config=true", "--trace-rate=5"])
+    assert settings.disable_auto_complete_config
+    assert settings.deprecations == (
+        "Warning: '--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+        "Warning: '--trace-rate' has been deprecated and will be removed in future releases. "
+        "Please use '--trace-config rate=<rate>' instead.",
+    )
+    assert not parse_serve(["--strict-model-config=false"]).disable_auto_complete_config
+    overridden = parse_serve(["--strict-model-config=false", "--disable-auto-complete-config"])
+    assert overridden.disable_auto_complete_config
+    assert overridden.deprecations[-1].startswith("Warning: Overriding deprecated '--strict-model-config'")
+
+
+def test_the_usage_names_every_flag_with_its_default() -> None:
+    text = usage()
+    assert text.startswith("Usage: tensorbus serve [options]\n")
+    assert "--http-port <port>\n\tport to listen on; 0 takes a free one [8000]\n" in text
+    assert [flag.name for flag in FLAGS if f"  --{flag.name}" not in text] == []
+
+
+@pytest.mark.parametrize(("argument", "reason"), [("--nosuch", "unrecognized option '--nosuch'"), ("--help", "")])
+def test_the_command_prints_usage_on_stderr_with_the_reason_last_and_exits_1(argument: str, reason: str) -> None:
+    command = subprocess.run(
+        [sys.executable, "-m", "tensorbus", "serve", argument], capture_output=True, text=True, timeout=60
+    )
+    assert (command.returncode, command.stdout) == (1, "")
+    assert command.stderr.startswith("Usage: tensorbus serve [options]\n")
+    assert command.stderr.rstrip("\n").splitlines()[-1] == (reason or "  --trace-log-frequency")
