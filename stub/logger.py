@@ -91,4 +91,5 @@ class Logger:
         _write_for_caller(LogLevel.VERBOSE, message)
 
 
-setattr(Logger, "LogLevel", LogLevel) (a class attribute of the global's name confuses type checkers)
+# Outside the body, where the name would be the class attribute to type checkers.
+setattr(Logger, "LogLevel", LogLevel)
