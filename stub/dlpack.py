@@ -10,7 +10,7 @@ NumPy makes and consumes the capsules, so their life cycle is C code. What it do
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Tuple
+from typing import Any, Tuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def import_(producer: object) -> Tuple[NDArray[Any], str]:
     datatype = _checked(tensor)
     if datatype in _CODE:
         tensor.code = _UINT
-    array: NDArray[Any] = np.from_dlpack(_Consumable(capsule))
+    array: NDArray[Any] = np.from_dlpack(cast("Any", _Consumable(capsule)))
     return (array.view(np.bool_) if datatype == "BOOL" else array), datatype
 
 

@@ -17,14 +17,15 @@ from .pybind_enum import PybindEnum
 Sink = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file's base name, line, text
 
 
-class LogLevel(PybindEnum):
+class _LogLevel(PybindEnum):
     INFO = 0
     WARNING = 1
     ERROR = 2
     VERBOSE = 3
 
 
-_LETTER = {LogLevel.INFO: "I", LogLevel.WARNING: "W", LogLevel.ERROR: "E", LogLevel.VERBOSE: "V"}
+_LogLevel.__name__ = _LogLevel.__qualname__ = "LogLevel"
+_LETTER = {_LogLevel.INFO: "I", _LogLevel.WARNING: "W", _LogLevel.ERROR: "E", _LogLevel.VERBOSE: "V"}
 
 
 def _to_stderr(level: str, file: str, line: int, text: str) -> None:
@@ -49,7 +50,7 @@ def write(level: str, file: str, line: int, text: str) -> None:
     _sink(level, os.path.basename(file), line, text)
 
 
-def _write_for_caller(level: LogLevel, message: Any) -> None:
+def _write_for_caller(level: _LogLevel, message: Any) -> None:
     text = text_argument("log", message)
     frame = sys._getframe(2)
     write(_LETTER[level], frame.f_code.co_filename, frame.f_lineno, text)
@@ -60,36 +61,33 @@ class Logger:
 
     __module__ = "c_python_backend_utils"
 
-    INFO = LogLevel.INFO
-    WARNING = LogLevel.WARNING
-    ERROR = LogLevel.ERROR
-    VERBOSE = LogLevel.VERBOSE
+    LogLevel = _LogLevel
+    INFO = _LogLevel.INFO
+    WARNING = _LogLevel.WARNING
+    ERROR = _LogLevel.ERROR
+    VERBOSE = _LogLevel.VERBOSE
 
     def __new__(cls) -> NoReturn:
         raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        if not isinstance(level, LogLevel):
+    def log(message: str, level: _LogLevel = _LogLevel.INFO) -> None:
+        if not isinstance(level, _LogLevel):
             raise incompatible("log", "log(message: str, level: LogLevel = LogLevel.INFO)", message, level)
         _write_for_caller(level, message)
 
     @staticmethod
     def log_info(message: str) -> None:
-        _write_for_caller(LogLevel.INFO, message)
+        _write_for_caller(_LogLevel.INFO, message)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        _write_for_caller(LogLevel.WARNING, message)
+        _write_for_caller(_LogLevel.WARNING, message)
 
     @staticmethod
     def log_error(message: str) -> None:
-        _write_for_caller(LogLevel.ERROR, message)
+        _write_for_caller(_LogLevel.ERROR, message)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        _write_for_caller(LogLevel.VERBOSE, message)
-
-
-# Outside the body, where the name would be the class attribute to type checkers.
-setattr(Logger, "LogLevel", LogLevel)
+        _write_for_caller(_LogLevel.VERBOSE, message)

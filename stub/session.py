@@ -58,6 +58,7 @@ class Session:
         self._decoupled = using_decoupled_model_transaction_policy(config)
         self._output_names: FrozenSet[str] = frozenset(entry["name"] for entry in config.get("output", []))
         self._retained = RetainedInputs()
+        self._pid = os.getpid()
 
     def execute(self, batch: messages.Batch, view: View) -> messages.Executed:
         """``view`` resolves a reference to its writable bytes (1-D, format "B")."""
@@ -137,7 +138,9 @@ class Session:
         bls.Execution.running = True
         try:
             return execute(requests[:]), ""
-        except BaseException as error:  # sys.exit() in a model must not end the process, nor pass for a return
+        except BaseException as error:  # sys.exit() too: it must not end the process, nor pass for a return
+            if os.getpid() != self._pid:  # but a process that the model forked shall end
+                raise
             return None, self._failure(exception_text(error), error)
         finally:
             bls.Execution.running = False
