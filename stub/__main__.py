@@ -2,18 +2,22 @@
 
 The script's own folder leaves sys.path at once, since the names in it (shared, session, ...) may be the user's as well.
 """
+# mypy: disable-error-code="import-not-found"
 
 import argparse
 import os
 import sys
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [os.path.join(_HERE, "api")] + [path for path in sys.path if os.path.abspath(path) != _HERE]
 
+import triton_python_backend_utils  # noqa: E402, F401 - every model imports it; forked stubs share it
 from _tensorbus_app.stub import process  # noqa: E402
 
 
-def main() -> int:
+def main() -> Any:
+    """The exit code."""
     parser = argparse.ArgumentParser(prog="tensorbus stub")
     parser.add_argument("--bus", required=True, help="ZeroMQ address of the broker")
     parser.add_argument("--key", default="", help="the instance's key")
@@ -23,13 +27,11 @@ def main() -> int:
     parser.add_argument("--shm-directory", help="to be swept when a stub or the server has died")
     given = parser.parse_args()
     start = process.Start(given.bus, given.key, given.title)
-    if given.fork_server is None:
-        return process.run(start)
+    if given.fork_server is not None:
+        from _tensorbus_app.stub import fork_server
 
-    from _tensorbus_app.stub import fork_server
-
-    forked = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
-    return process.run(forked) if forked else 0
+        start = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
+    return process.run(start) if start else 0
 
 
 if __name__ == "__main__":

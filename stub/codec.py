@@ -97,6 +97,8 @@ def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any) -> mes
     _expect(int, *shape)
     if type(place) is not int:
         place = _handle(*place)
+    elif place < 0:
+        raise ValueError("a frame's index is negative")
     return messages.TensorRef(name, datatype, shape, place)
 
 

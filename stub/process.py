@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 import types
-from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import logger
 from .channel import Channel
 from .session import PlacedTensor, Session
 from .shared import errors, messages, segment, shm_errors, store
@@ -112,8 +113,10 @@ def _serve(channel: Channel, load: messages.Load) -> int:
     own = store.Store(load.shm_directory)
     status = _status_segment(own) if nonce else None
     outputs = Outputs(own if status else None)
+    log = _logger(channel)
+    logger.set_sink(log)
     model = UserModel.load(load.model_file, load.args)
-    session = Session(model, load.args["model_instance_name"], outputs, _logger(channel), time.monotonic_ns)
+    session = Session(model, load.args["model_instance_name"], outputs, log, time.monotonic_ns)
     channel.send(messages.Ready(messages.READY, nonce, status.name if status else ""))
     Loop(channel, session, outputs, reader, status).run()
     channel.send(messages.Goodbye(messages.GOODBYE, session.finalize()))
@@ -245,21 +248,17 @@ class Loop:
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
         def view(tensor: messages.TensorRef) -> memoryview:
             place = tensor.place
-            if not isinstance(place, int):
-                return self._reader.view(*place)
-            if not 0 <= place < len(frames):
-                raise errors.ProtocolError("tensor in a frame that is not there")
-            return frames[place]
+            try:
+                return frames[place] if isinstance(place, int) else self._reader.view(*place)
+            except (IndexError, shm_errors.BadHandle):
+                raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name)) from None
 
         for batch in batches:
             if self._unsent and self._would_wait_too_long():
                 self._flush()
             if self._status is not None:
                 self._status.status = batch.id
-            try:
-                executed = self._session.execute(batch, view)
-            except SystemExit as error:
-                self._leave(error)
+            executed = self._session.execute(batch, view)
             if self._status is not None:
                 self._status.status = 0
             if not self._unsent:
@@ -291,17 +290,3 @@ class Loop:
             self._trims_due -= 1
             self._outputs.trim(now_ns / 1e9)
             self._reader.trim()
-
-    def _leave(self, error: SystemExit) -> NoReturn:
-        """``sys.exit`` in execute ends the process, at once: the threads of a model may have no end.
-
-        This may be a process that the model forked, which must not touch what it shares with the stub.
-        """
-        if self._channel.is_ours:
-            self._flush()
-            self._channel.close()
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)

@@ -116,6 +116,7 @@ A_TENSOR = (*A_REQUEST, 3, 0)
         spoilt((*A_TENSOR, 3), ["s", 1]),
         spoilt((*A_TENSOR, 3), ["s", 1.0, 2]),
         spoilt((*A_TENSOR, 3), None),
+        spoilt((*A_TENSOR, 3), -1),
     ],
 )
 def test_anything_else_is_a_protocol_error(data):
