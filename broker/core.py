@@ -114,9 +114,9 @@ class Core:
             if dead is not None:
                 raise not_healthy(dead)
         except ServingError as error:
-            return [Answer(Pending(request, event.frames, event.sink, 1, now), refusal(request.id, error))]
+            return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
         batch_size = request.inputs[0].shape[0] if version.config.max_batch_size > 0 and request.inputs else 1
-        pending = Pending(request, event.frames, event.sink, batch_size, now)
+        pending = Pending(request, event.frames, event.sink, batch_size, event.arrived_ns)
         version.queue.push(pending)
         version.recorder.queued()
         self._pending[request.id] = (version, pending)

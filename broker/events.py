@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Union
 
 from broker.model import VersionSource
-from broker.queue import Frames, Pending
+from broker.queue import Frames, Pending, Sink
 from protocol.messages import Request, Response, ToBroker, ToStub
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -16,7 +16,8 @@ class Submitted(NamedTuple):
 
     request: Request
     frames: Frames
-    sink: Any  # queue.Sink; mypy cannot hold a Protocol in a NamedTuple that is a dict key elsewhere
+    sink: Sink
+    arrived_ns: int
 
 
 class Cancelled(NamedTuple):

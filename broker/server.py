@@ -107,7 +107,7 @@ class BrokerServer:
     # --- what comes in --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, frames: Frames, sink: Sink) -> None:
-        self.post(Submitted(request, frames, sink))
+        self.post(Submitted(request, frames, sink, time.monotonic_ns()))
 
     def cancel(self, request: int) -> None:
         self.post(Cancelled(request))

@@ -143,7 +143,9 @@ class Bench:
         self.last_id += 1
         sink = self.sinks[self.last_id] = Sink()
         tensor = TensorRef("X", "FP32", (rows,), Handle("g", 128, 16))
-        self.tell(Submitted(Request(self.last_id, model, version, [tensor], f"client-{self.last_id}"), (), sink))
+        self.tell(
+            Submitted(Request(self.last_id, model, version, [tensor], f"client-{self.last_id}"), (), sink, self.now)
+        )
         return self.last_id
 
     def response(self, request: int) -> Response | None:
