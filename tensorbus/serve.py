@@ -21,7 +21,7 @@ from broker.events import ModelSaid, StopServing
 from broker.model import VersionState
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
-from gateway.dataplane import DataPlane
+from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.errors import InternalError, InvalidArgument, ServingError
@@ -34,7 +34,7 @@ from tensorbus.embedded import EmbeddedBus
 from tensorbus.logs import log_line, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.settings import ServeSettings
-from tensorbus.tables import models_table
+from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
 
 if TYPE_CHECKING:
     from gateway.http_front import HttpFront
@@ -101,7 +101,10 @@ class Server:
         await load_repositories(self.broker, settings.model_repository, not settings.disable_auto_complete_config)
         await fronts
         index = self.broker.core.registry.index(ready=False)
+        log_table(repository_agents_table())
+        log_table(backends_table({"python": ""}, settings))
         log_table(models_table(index))
+        log_table(options_table(settings, SERVER_VERSION, EXTENSIONS))
         if settings.exit_on_error and any(row.state != VersionState.READY.value for row in index):
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
