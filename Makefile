@@ -12,6 +12,7 @@ $(INSTALLED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit("tensorbus needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 define TRY
@@ -28,7 +29,7 @@ export TRY
 
 run: $(INSTALLED)
 	@echo "$$TRY"
-	@exec $(BIN)/python -m tensorbus serve --model-repository examples/models
+	@exec $(BIN)/tensorbus serve --model-repository examples/models
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q
