@@ -1,0 +1,205 @@
+"""The shell with real ZeroMQ and real shared memory; the test plays the stubs over DEALER sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from broker.core import Core
+from broker.events import LoadModels
+from broker.model import VersionSource
+from broker.model_config import ModelConfigMessage, from_message
+from broker.server import BrokerServer
+from broker.settings import BrokerSettings
+from metrics.recorder import Recorder
+from protocol.messages import (
+    HELLO,
+    READY,
+    RESULTS,
+    VERSION,
+    Executed,
+    Handle,
+    Hello,
+    Ready,
+    Request,
+    Response,
+    Results,
+    TensorRef,
+)
+from shm.store import Reader, Store
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.answered: asyncio.Future = asyncio.get_running_loop().create_future()
+
+    def on_response(self, response, origin, frames) -> None:
+        self.answered.set_result((response, origin, [bytes(frame) for frame in frames]))
+
+    def on_inputs_released(self) -> None: ...
+
+
+class World:
+    """A broker shell on an ipc socket, with a store for the gateway's tensors."""
+
+    def __init__(self, directory) -> None:
+        self.bus = f"ipc://{directory}/bus"
+        self.store = Store("/dev/shm")
+        block = self.store.allocate(32)
+        block.view[:] = b"n" * 32
+        settings = BrokerSettings(self.bus, "/dev/shm", (), auto_complete=False)
+        core = Core(settings, Recorder(), Handle(block.segment, block.offset, 32), b"n" * 32, 0)
+        self.spawned: list[str] = []
+        self.killed: list[str] = []
+        self.server = BrokerServer(
+            core,
+            self.bus,
+            Reader("/dev/shm"),
+            "/dev/shm",
+            lambda key, title: self.spawned.append(key),
+            self.killed.append,
+            lambda line: None,
+        )
+        self.context = zmq.asyncio.Context()
+        self.last_id = 0
+
+    async def stub(self, nonce: bytes = b"n" * 32) -> zmq.asyncio.Socket:
+        """The model's one stub, ready."""
+        message = ModelConfigMessage(name="m", backend="python")
+        message.instance_group.add(count=1, name="m")
+        for io in (message.input.add(), message.output.add()):
+            io.name, io.data_type, io.dims[:] = "X", 11, [-1]
+        self.server.post(LoadModels([VersionSource("m", 1, "/repo/m", from_message(message))]))
+        await until(lambda: self.spawned)
+        socket = self.context.socket(zmq.DEALER)
+        socket.routing_id = self.spawned[-1].encode()
+        socket.connect(self.bus)
+        await say(socket, Hello(HELLO, VERSION, 1))
+        assert (await receive(socket))[0][0] == "L"
+        await say(socket, Ready(READY, nonce, ""))
+        await until(lambda: self.server.core.registry.all_ready())
+        return socket
+
+    def submit(self, data: bytes = b"1234") -> tuple[int, Sink]:
+        self.last_id += 1
+        sink = Sink()
+        block = self.store.allocate(len(data))
+        block.view[:] = data
+        tensor = TensorRef("X", "FP32", (1,), Handle(block.segment, block.offset, len(data)))
+        self.server.submit(Request(self.last_id, "m", 1, [tensor]), (), sink)
+        return self.last_id, sink
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def say(socket, message, *frames: bytes) -> None:
+    await socket.send_multipart([msgspec.msgpack.encode(message), *frames])
+
+
+async def receive(socket):
+    header, *frames = await asyncio.wait_for(socket.recv_multipart(), 5)
+    return msgspec.msgpack.decode(header), frames
+
+
+@contextlib.asynccontextmanager
+async def world(directory):
+    world = World(directory)
+    world.server.start()
+    try:
+        yield world
+    finally:
+        world.context.destroy(linger=0)
+        world.server.close()
+        world.store.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(scenario) -> None:
+        async def main() -> None:
+            async with world(tmp_path) as it:
+                await asyncio.wait_for(scenario(it), 20)
+
+        asyncio.run(main())
+
+    return run
+
+
+def executed(batch: list, **fields: object) -> Executed:
+    return Executed(batch[0], 0, 1000, 0, False, [Response(request[0], [], **fields) for request in batch[1]])
+
+
+def test_what_comes_in_one_turn_leaves_in_one_message_and_so_do_the_answers(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        _, first = world.submit()
+        (_, batches, _), _ = await receive(stub)
+        await say(stub, Results(RESULTS, [executed(batches[0])], []))
+        await first.answered
+        sinks = [world.submit()[1] for _ in range(5)]
+        (_, batches, _), _ = await receive(stub)
+        assert len(batches) == 5
+        await say(stub, Results(RESULTS, [executed(batch) for batch in batches], []))
+        for sink in sinks:
+            response, origin, _ = await sink.answered
+            assert response.error is None and origin == world.spawned[-1]
+
+    run(scenario)
+
+
+def test_frames_of_an_answer_reach_the_gateway(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        request, sink = world.submit()
+        (_, batches, _), _ = await receive(stub)
+        tensor = TensorRef("X", "FP32", (1,), 0)
+        answer = Executed(batches[0][0], 0, 0, 0, False, [Response(request, [tensor])])
+        await say(stub, Results(RESULTS, [answer], []), b"abcd")
+        assert (await sink.answered)[2] == [b"abcd"]
+
+    run(scenario)
+
+
+def test_a_stub_that_does_not_share_memory_is_sent_the_bytes(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub(nonce=b"")
+        world.submit(b"wxyz")
+        (_, batches, _), frames = await receive(stub)
+        (tensor,) = batches[0][1][0][3]
+        assert tensor[3] == 0 and frames == [b"wxyz"]
+
+    run(scenario)
+
+
+def test_a_message_that_is_none_of_ours_gets_the_stub_killed(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        await stub.send(b"\x93\xa1?nonsense")
+        await until(lambda: world.killed == [world.spawned[-1]])
+
+    run(scenario)
+
+
+def test_work_for_a_stub_that_is_gone_waits_for_its_successor(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        stub.close(linger=0)
+        _, sink = world.submit()
+        await asyncio.sleep(0)
+        world.server.stub_died(world.spawned[-1], -9)
+        await until(lambda: len(world.spawned) == 2)
+        response, _, _ = await asyncio.wait_for(sink.answered, 5)
+        assert "is not healthy" in response.error[1]  # without a status word it counts as having been inside
+
+    run(scenario)
