@@ -136,7 +136,7 @@ class Checker:
             names.append(item[0])
         for output in outputs:
             if output not in self._outputs:
-                fail(f"unexpected inference output '{output}' for model '{model}'")
+                raise InvalidArgument(f"unexpected inference output '{output}' for model '{model}'")  # no id: as Triton
         total = len(self._inputs)
         if not self._required <= len(names) <= total:
             count = str(total) if self._required == total else f"number of inputs between {self._required} and {total}"
@@ -150,7 +150,7 @@ class Checker:
             )
         for name in reversed(names):
             if name not in self._inputs:
-                fail(f"unexpected inference input '{name}' for model '{model}'")
+                raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}'")
 
     def _check_batch(self, inputs: Sequence[Input], fail: Fail) -> int:
         """The request's batch size, the first dimension of every input."""

@@ -99,7 +99,6 @@ def test_a_ragged_input_takes_any_dimensions() -> None:
             "expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], but missing "
             "required input(s) ['A']. Please provide all required input(s).",
         ),
-        (TWO, [fp32("A", [16]), fp32("C", [16])], "unexpected inference input 'C' for model 'm'"),
         (TWO, [fp32("A", [16]), fp32("A", [16])], "input 'A' already exists in request"),
         (
             TWO,
@@ -153,7 +152,12 @@ def test_a_wrong_shape_of_a_batching_model_explains_the_batch_dimension() -> Non
 
 def test_an_unknown_output_is_refused_first() -> None:
     text = refusal(TWO, fp32("A", [16]), outputs=["NOPE"])
-    assert text == "[request id: <id_unknown>] unexpected inference output 'NOPE' for model 'm'"
+    assert text == "unexpected inference output 'NOPE' for model 'm'"
+
+
+def test_an_unknown_input_is_refused_without_the_request_id() -> None:
+    text = refusal(TWO, fp32("A", [16]), fp32("C", [16]), id="7")
+    assert text == "unexpected inference input 'C' for model 'm'"
 
 
 def strings(*items: bytes) -> bytes:

@@ -1,0 +1,243 @@
+"""The routes of the HTTP front and all endpoints but infer: path to Route, Route and body to Response."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from gateway import http_json
+from gateway.dataplane import DataPlane, TensorMetadata
+from gateway.http_json import MISSING, JsonError
+from gateway.status import HTTP_STATUS
+from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
+from protocol.signature import IndexEntry, Signature
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+
+T = TypeVar("T")
+INFER = "infer"
+
+
+class Route(NamedTuple):
+    endpoint: str  # a method of Endpoints, or INFER
+    method: bytes
+    model: str = ""  # as it stands in the path
+    version: str = ""
+    name: str = ""  # of a repository or shared memory region
+
+
+class Response(NamedTuple):
+    status: int
+    body: bytes = b""
+    content_type: bytes = b"application/json"
+    headers: bytes = b""  # further ones, each with its line end
+
+
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_TABLE = [
+    ("server_metadata", b"GET", r"/v2"),
+    ("live", b"GET", r"/v2/health/live"),
+    ("ready", b"GET", r"/v2/health/ready"),
+    ("statistics", b"GET", r"/v2/models/stats"),
+    (INFER, b"POST", _MODEL + r"/infer"),
+    ("model_ready", b"GET", _MODEL + r"/ready"),
+    ("model_config", b"GET", _MODEL + r"/config"),
+    ("statistics", b"GET", _MODEL + r"/stats"),
+    ("model_metadata", b"GET", _MODEL),
+    ("index", b"POST", r"/v2/repository(?:/(?P<name>[^/]+))?/index"),
+    ("load_or_unload", b"POST", r"/v2/repository(?:/(?P<name>[^/]+))?/models/(?P<model>[^/]+)/(?:load|unload)"),
+    ("system_regions", b"GET", r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]+))?/status"),
+    ("cuda_regions", b"GET", r"/v2/cudasharedmemory(?:/region/(?P<name>[^/]+))?/status"),
+    ("change_regions", b"POST", r"/v2/(?:system|cuda)sharedmemory(?:/region/(?P<name>[^/]+))?/(?:un)?register"),
+]
+_ROUTES = [(endpoint, method, re.compile(pattern)) for endpoint, method, pattern in _TABLE]
+
+
+@lru_cache(maxsize=4096)
+def find_route(url: bytes) -> Route | None:
+    """By the whole raw path, percent signs and all; the query and an absolute form's host are dropped."""
+    path = url.partition(b"?")[0].decode("utf-8", "surrogateescape")
+    if not path.startswith("/"):
+        path = re.sub(r"^https?://[^/]*", "", path)
+    for endpoint, method, pattern in _ROUTES:
+        found = pattern.fullmatch(path)
+        if found:
+            return Route(endpoint, method, **{key: value or "" for key, value in found.groupdict().items()})
+    return None
+
+
+def error_response(error: ServingError, headers: bytes = b"") -> Response:
+    return Response(HTTP_STATUS[error.kind], error_body(str(error)), headers=headers)
+
+
+def error_body(text: str) -> bytes:
+    return b'{"error":' + http_json.string(text) + b"}"
+
+
+NO_ROUTE = Response(404, error_body("Not Found"))
+WRONG_METHOD = Response(405, error_body("Method Not Allowed"))
+EMPTY = Response(200)
+
+
+def version_of(route: Route) -> int:
+    """-1 without one. Raises InvalidArgument."""
+    if not route.version:
+        return -1
+    version = int(route.version[:20])
+    if version > http_json.INT64_MAX:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{route.version}' (details: stol), version "
+            "should be an integral value > 0"
+        )
+    return version
+
+
+def for_model(route: Route, ask: Callable[[str, int], T]) -> T:
+    """``ask`` with the model's name as it stands in the path, then with percent signs decoded. Raises ServingError."""
+    version = version_of(route)
+    try:
+        return ask(route.model, version)
+    except NotFound:
+        if "%" not in route.model:
+            raise
+        try:
+            return ask(unquote(route.model), version)
+        except NotFound:
+            pass
+        raise
+
+
+class Endpoints:
+    """Each method answers one endpoint; ServingErrors become error bodies in ``answer``."""
+
+    def __init__(self, dataplane: DataPlane, max_input_size: int) -> None:
+        self._dataplane = dataplane
+        self._max_input_size = max_input_size
+        self.exiting = False
+
+    def signature(self, route: Route) -> Signature:
+        """Raises ServingError."""
+        return for_model(route, self._dataplane.signature)
+
+    def answer(self, route: Route, body: bytes) -> Response:
+        endpoint: Callable[[Route, bytes], Response] = getattr(self, route.endpoint)
+        try:
+            return endpoint(route, body)
+        except ServingError as error:
+            return error_response(error)
+
+    def live(self, route: Route, body: bytes) -> Response:
+        self._refuse_while_exiting()
+        return Response(200 if self._dataplane.server_live() else 400)
+
+    def ready(self, route: Route, body: bytes) -> Response:
+        self._refuse_while_exiting()
+        return Response(200 if self._dataplane.server_ready() else 400)
+
+    def model_ready(self, route: Route, body: bytes) -> Response:
+        if not for_model(route, self._dataplane.model_ready):
+            raise InvalidArgument("Model version not ready")
+        return EMPTY
+
+    def server_metadata(self, route: Route, body: bytes) -> Response:
+        return Response(200, http_json.encode(self._dataplane.server_metadata()._asdict()))
+
+    def model_metadata(self, route: Route, body: bytes) -> Response:
+        metadata = for_model(route, self._dataplane.model_metadata)
+        tensors = {"inputs": _tensors(metadata.inputs), "outputs": _tensors(metadata.outputs)}
+        return Response(200, http_json.encode({**metadata._asdict(), **tensors}))
+
+    def model_config(self, route: Route, body: bytes) -> Response:
+        return Response(200, self.signature(route).config_json.encode("utf-8", "surrogateescape"))
+
+    def statistics(self, route: Route, body: bytes) -> Response:
+        statistics = for_model(route, self._dataplane.statistics)
+        return Response(200, http_json.encode({"model_stats": [_model_statistics(item) for item in statistics]}))
+
+    def index(self, route: Route, body: bytes) -> Response:
+        ready = False
+        if body:
+            found = http_json.find(self._parse(body), "ready")
+            if found is not MISSING:
+                try:
+                    ready = http_json.as_bool(found)
+                except JsonError:
+                    raise InvalidArgument("Invalid value for 'ready': expected a boolean") from None
+        return Response(200, http_json.encode([_index_entry(entry) for entry in self._dataplane.index(ready)]))
+
+    def load_or_unload(self, route: Route, body: bytes) -> Response:
+        if route.name:
+            raise Unsupported("'repository_name' specification is not supported")
+        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def system_regions(self, route: Route, body: bytes) -> Response:
+        return self._regions("system", route)
+
+    def cuda_regions(self, route: Route, body: bytes) -> Response:
+        return self._regions("cuda", route)
+
+    def change_regions(self, route: Route, body: bytes) -> Response:
+        raise Unsupported(
+            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+        )
+
+    def _regions(self, kind: str, route: Route) -> Response:
+        if route.name:
+            raise NotFound(f"Unable to find {kind} shared memory region: '{route.name}'")
+        return Response(200, b"[]")
+
+    def _refuse_while_exiting(self) -> None:
+        if self.exiting:
+            raise Unavailable("Server exiting")
+
+    def _parse(self, body: bytes) -> object:
+        if len(body) > self._max_input_size:
+            raise InvalidArgument(
+                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
+                f"{self._max_input_size} bytes. Use --http-max-input-size to increase the limit."
+            )
+        return http_json.parse(body)
+
+
+# --- JSON forms -------------------------------------------------------------------------------------------------
+
+
+def _tensors(tensors: list[TensorMetadata]) -> list[dict[str, object]]:
+    return [tensor._asdict() for tensor in tensors]
+
+
+def _index_entry(entry: IndexEntry) -> dict[str, str]:
+    if not entry.state:
+        return {"name": entry.name}
+    row = {"name": entry.name, "version": str(entry.version), "state": entry.state}
+    return {**row, "reason": entry.reason} if entry.reason else row
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def _inference(statistics: InferStatistics) -> dict[str, dict[str, int]]:
+    names = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    return {name: _duration(getattr(statistics, name)) for name in names}
+
+
+def _batch(batch: BatchStatistics) -> dict[str, object]:
+    names = ("compute_input", "compute_infer", "compute_output")
+    return {"batch_size": batch.batch_size, **{name: _duration(getattr(batch, name)) for name in names}}
+
+
+def _model_statistics(model: ModelStatistics) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "last_inference": model.last_inference_ms,
+        "inference_count": model.inference_count,
+        "execution_count": model.execution_count,
+        "inference_stats": _inference(model.inference_stats),
+        "response_stats": {},
+        "batch_stats": [_batch(batch) for batch in model.batch_stats],
+        "memory_usage": [],
+    }
