@@ -2,7 +2,9 @@
 
 import ast
 import re
+import shutil
 import statistics
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -216,6 +218,18 @@ def test_what_runs_in_a_foreign_interpreter_is_python_3_9(package):
         late = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
         unions = [text for node in ast.walk(tree) for text in annotations_of(node) if " | " in text]
         assert late or not unions, f"{name_of(path)} lacks `from __future__ import annotations`"
+
+
+def test_the_leaves_load_in_the_oldest_python():
+    names = [
+        name_of(path)[:-3].replace("/", ".") for package in ("protocol", "shm") for path in ROOT.glob(f"{package}/*.py")
+    ]
+    code = "import " + ", ".join(sorted(name for name in names if "__" not in name and name != "protocol.codec"))
+    python = shutil.which("python3.9")
+    if not python or subprocess.run([python, "-c", ""], capture_output=True).returncode:
+        pytest.skip("there is no Python 3.9 here")
+    done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def annotations_of(node):
