@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from google.protobuf import json_format
-
-from broker.config_json import to_json
+from broker.config_json import from_json, to_json
 from broker.config_normalize import normalize
 from broker.model_config import ModelConfig, from_message
-from broker.proto import ModelConfigMessage
-from protocol.errors import InternalError, InvalidArgument
+from broker.proto import Message, ModelConfigMessage
+from protocol.errors import InvalidArgument
 
 
 def request(config: ModelConfig) -> str:
@@ -16,34 +14,46 @@ def request(config: ModelConfig) -> str:
     return to_json(config.message)
 
 
+def objection(config: ModelConfig, completed: str) -> str:
+    """Why ``merge`` sets the answer aside, for the log; "" if it does not."""
+    try:
+        answer = from_json(completed)
+    except InvalidArgument as error:
+        why = str(error).splitlines()[0]
+        return f"auto_complete_config of model '{config.name}' is ignored: it gave no valid configuration: {why}"
+    configured, chosen = _scheduling(config.message), _scheduling(answer)
+    if configured is not None and configured != chosen:
+        return (
+            f"auto_complete_config of model '{config.name}' is ignored: it changes the scheduling choice from "
+            f"{configured} to {chosen or 'none'}"
+        )
+    return ""
+
+
 def merge(config: ModelConfig, completed: str) -> ModelConfig:
     """Take over max_batch_size, input, output, decoupled, and the scheduling choice if there was none; drop the rest.
 
-    Raises InvalidArgument for what is no configuration, InternalError for another scheduling choice.
+    An answer with an objection changes nothing: the original ignores such an answer as a whole, and models that
+    rely on it load there.
     """
-    try:
-        answer = json_format.Parse(completed, ModelConfigMessage())
-    except json_format.ParseError as error:
-        raise InvalidArgument(str(error)) from error
+    if objection(config, completed):
+        return config
+    answer = from_json(completed)
     message = ModelConfigMessage()
     message.CopyFrom(config.message)
     message.max_batch_size = answer.max_batch_size
     for taken in ("input", "output"):
         message.ClearField(taken)
         getattr(message, taken).extend(getattr(answer, taken))
-    _merge_scheduling(message, answer)
+    chosen = _scheduling(answer)
+    if _scheduling(message) is None and chosen is not None:
+        getattr(message, chosen).CopyFrom(getattr(answer, chosen))
     if answer.HasField("model_transaction_policy"):
         message.model_transaction_policy.decoupled = answer.model_transaction_policy.decoupled
     normalize(message)
     return from_message(message)
 
 
-def _merge_scheduling(message: ModelConfigMessage, answer: ModelConfigMessage) -> None:
-    configured, chosen = message.WhichOneof("scheduling_choice"), answer.WhichOneof("scheduling_choice")
-    if configured is None:
-        if chosen is not None:
-            getattr(message, chosen).CopyFrom(getattr(answer, chosen))
-    elif configured != chosen:
-        number = message.DESCRIPTOR.fields_by_name[configured].number
-        # The original names the old choice twice.
-        raise InternalError(f"Cannot update scheduling choice from {number} to {number} when auto-completing.")
+def _scheduling(message: Message) -> str | None:
+    choice: str | None = message.WhichOneof("scheduling_choice")
+    return choice

@@ -8,6 +8,7 @@ from math import prod
 from broker.proto import DATA_TYPES, BatchInputMessage, BatchOutputMessage, Message, ModelInputMessage
 from protocol.errors import InvalidArgument
 
+_KNOWN_TYPES = frozenset(DATA_TYPES.values()) - {DATA_TYPES.Value("TYPE_INVALID")}
 _NEED_THREE_DIMS = (ModelInputMessage.FORMAT_NHWC, ModelInputMessage.FORMAT_NCHW)
 
 
@@ -35,7 +36,7 @@ def _faults(message: Message) -> Iterable[str]:
 def _shape_faults(io: Message, where: str, max_batch_size: int) -> Iterable[str]:
     if not io.name:
         yield f"{where}must specify 'name'"
-    if io.data_type == DATA_TYPES.Value("TYPE_INVALID"):
+    if io.data_type not in _KNOWN_TYPES:
         yield f"{where}must specify 'data_type'"
     if not io.dims:
         yield f"{where}must specify 'dims'"

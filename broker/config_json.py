@@ -1,4 +1,4 @@
-"""A configuration as the JSON text of the config endpoint and of ``args["model_config"]``.
+"""A configuration as JSON: the text of the config endpoint and of ``args["model_config"]``, and back.
 
 Proto3 JSON with the original's conventions: snake_case names in the order of the .proto, every scalar, list and map
 printed even at its default, sub-messages and members of a oneof only when set, enums by name, 64-bit integers as
@@ -14,9 +14,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from broker.proto import Message
+from broker.proto import Message, ModelConfigMessage
+from protocol.errors import InvalidArgument
 
 # 64-bit fields that the original forgets to turn into numbers; clients parse what it sends.
 _KEPT_AS_STRINGS = frozenset(
@@ -36,9 +38,45 @@ def to_json(message: Message) -> str:
     return _message_printer(message.DESCRIPTOR)(message)
 
 
+def from_json(text: str) -> Message:
+    """Both spellings of field names, 64-bit integers as numbers or strings, enum names in any case; unknown fields are
+    errors. Raises InvalidArgument."""
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("a model configuration is a JSON object")
+        return json_format.ParseDict(_fold_enums(value, ModelConfigMessage.DESCRIPTOR), ModelConfigMessage())
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _fold_enums(value: Any, descriptor: Descriptor) -> Any:
+    """Enum names in upper case, as the parser knows them; what has not the expected form is left to the parser."""
+    if not isinstance(value, dict):
+        return value
+    fields = {spelling: field for field in descriptor.fields for spelling in (field.name, field.camelcase_name)}
+    return {key: _fold_field(item, fields[key]) if key in fields else item for key, item in value.items()}
+
+
+def _fold_field(value: Any, field: FieldDescriptor) -> Any:
+    if isinstance(value, list):
+        return [_fold_field(item, field) for item in value]
+    if field.enum_type is not None:
+        return value.upper() if isinstance(value, str) else value
+    if field.message_type is None:
+        return value
+    if field.message_type.GetOptions().map_entry and isinstance(value, dict):
+        return {key: _fold_field(item, field.message_type.fields_by_name["value"]) for key, item in value.items()}
+    return _fold_enums(value, field.message_type)
+
+
 @cache
 def _message_printer(descriptor: Descriptor) -> _Printer:
-    members = [(field.name, _member(field)) for field in descriptor.fields]
+    # The original adds the scalars of a oneof when all else is printed.
+    fields = sorted(
+        descriptor.fields, key=lambda field: field.message_type is None and field.containing_oneof is not None
+    )
+    members = [(field.name, _member(field)) for field in fields]
 
     def print_message(message: Message) -> str:
         texts = ((name, text(message)) for name, text in members)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from broker.config_instances import check_instance_groups, normalize_instance_groups
 from broker.config_io import check_io
+from broker.config_sequence import check_states
 from broker.config_validation import check_model
 from broker.model_config import ENSEMBLE_PLATFORM, PYTHON_BACKEND, PYTHON_FILENAME, ModelConfig, from_message
 from protocol.errors import InvalidArgument, Unsupported
@@ -32,6 +33,7 @@ def finish(config: ModelConfig) -> ModelConfig:
     """Check all that auto-completion may have changed or provided."""
     check_model(config.message)
     check_io(config.message)
+    check_states(config.message)
     return config
 
 

@@ -81,3 +81,43 @@ def _check_correlation_id(control: Message, model: str) -> None:
             f"unexpected data type for control {_CORRELATION_ID} for {model}. Allowed data types are TYPE_UINT64, "
             "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
         )
+
+
+def check_states(message: Message) -> None:
+    """Implicit states and their initial values, as far as no file is needed."""
+    names: set[str] = set()
+    for state in message.sequence_batching.state:
+        if len(state.initial_state) > 1:
+            raise InvalidArgument(
+                f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
+                f"Found '{len(state.initial_state)}' elements."
+            )
+        for initial in state.initial_state:
+            _check_initial_state(state, initial, names)
+            names.add(state.input_name)
+
+
+def _check_initial_state(state: Message, initial: Message, names: set[str]) -> None:
+    name = state.input_name
+    if initial.data_type != state.data_type:
+        raise InvalidArgument(
+            f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+        )
+    if not initial.name:
+        raise InvalidArgument(f"Field 'name' must be set when using initial_state for state input '{name}'.")
+    if name in names:
+        raise InvalidArgument(f"State input name '{name}' specified more than once.")
+    if len(initial.dims) != len(state.dims):
+        raise InvalidArgument(
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
+        )
+    for dim, wanted in zip(initial.dims, state.dims, strict=True):
+        if dim == -1:
+            raise InvalidArgument(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
+        if wanted not in (-1, dim):
+            raise InvalidArgument(
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {dim} != {wanted}"
+            )
+    if initial.WhichOneof("state_data") is None:
+        raise InvalidArgument(f"initial_state setting expects state'{name}' to have state_data set")

@@ -81,7 +81,7 @@ def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: s
     """Poll every model of every repository. Raises as ``check_repositories``; one bad model never hides another."""
     check_repositories(repositories)
     places: dict[str, list[str]] = {}
-    for repository in repositories:
+    for repository in dict.fromkeys(repositories):
         for name in _subdirectories(repository):
             places.setdefault(name, []).append(os.path.join(repository, name))
     found = Scan()

@@ -1,0 +1,82 @@
+"""The goldens are configurations and what Triton 2.51 (24.10) answers at /v2/models/<name>/config for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from broker.config_backend import complete_backend
+from broker.config_instances import normalize_instance_groups
+from broker.config_json import from_json, to_json
+from broker.config_normalize import normalize
+from broker.model_config import parse_text
+from broker.proto import ModelConfigMessage
+from protocol.errors import InvalidArgument
+
+GOLDENS = Path(__file__).parent / "goldens" / "configs"
+NAMES = sorted(path.stem for path in GOLDENS.glob("*.pbtxt"))
+
+
+def loaded(name: str):
+    message = parse_text((GOLDENS / f"{name}.pbtxt").read_bytes(), name)
+    complete_backend(message, name, {"model.py": False})
+    normalize(message)
+    normalize_instance_groups(message)
+    return message
+
+
+def with_sorted_maps(text: str) -> str:
+    """Triton prints maps in the order of its hash table, another one each time."""
+    value = json.loads(text)
+    for name in ("parameters", "metric_tags"):
+        value[name] = dict(sorted(value[name].items()))
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_is_printed_as_triton_prints_it(name):
+    golden = (GOLDENS / f"{name}.json").read_text()
+    printed = to_json(loaded(name))
+    assert with_sorted_maps(printed) == with_sorted_maps(golden)
+    if name not in ("parameters", "tags"):
+        assert printed == golden
+
+
+def test_model_metrics_are_printed_though_triton_2_51_does_not_know_them():
+    message = ModelConfigMessage()
+    options = "histogram_options { buckets: [1, 2.5, 1e3, 0.1, 123456789.125, 1e-7] }"
+    text = f'model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} {options} }} }}'
+    text_format.Parse(text, message)
+    printed = json.loads(to_json(message))["model_metrics"]
+    assert printed == {
+        "metric_control": [
+            {
+                "metric_identifier": {"family": "f"},
+                "histogram_options": {"buckets": [1, 2.5, 1000, 0.1, 123456789.125, 1e-7]},
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_printed_can_be_read_back(name):
+    message = loaded(name)
+    assert from_json(to_json(message)) == message
+
+
+def test_json_may_spell_names_both_ways_and_enums_in_any_case():
+    message = from_json('{"maxBatchSize": 2, "input": [{"name": "A", "data_type": "type_fp32", "dims": ["3", 4]}]}')
+    assert message.max_batch_size == 2
+    assert list(message.input[0].dims) == [3, 4]
+    assert to_json(message.input[0]).startswith('{"name":"A","data_type":"TYPE_FP32"')
+
+
+@pytest.mark.parametrize(
+    "text", ['{"nonsense": 1}', '{"max_batch_size": "many"}', "{", "[]", '{"input": 3}', '{"input": [3]}', "[" * 100000]
+)
+def test_json_that_is_no_configuration_is_an_invalid_argument(text):
+    with pytest.raises(InvalidArgument):
+        from_json(text)
