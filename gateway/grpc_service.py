@@ -1,6 +1,6 @@
 """The gRPC service: (method, request bytes) to response bytes, or to a stream of them. No transport, no grpcio.
 
-An engine looks a method up in ``methods`` (or finds it is ``STREAM``), calls ``unary`` or ``stream``, and turns a
+An engine calls ``infer`` for INFER, ``stream`` for STREAM, ``unary`` for the rest of ``methods``, and turns a
 ServingError into a status with gateway/status.py. What it must do besides: cancel the future or stream of a client
 that is gone or past its deadline.
 """
@@ -69,23 +69,45 @@ class GrpcService:
             "CudaSharedMemoryRegister": self._shared_memory_disabled,
             "CudaSharedMemoryUnregister": self._shared_memory_disabled,
         }
-        self._methods: dict[str, Callable[[bytes], bytes | asyncio.Future[bytes]]] = {
+        self._methods: dict[str, Callable[[bytes], bytes]] = {
             SERVICE + name: _answering(getattr(service_pb2, name + "Request"), answer)
             for name, answer in answers.items()
         }
-        self._methods[INFER] = self._infer
         self._methods[SERVICE + "ModelConfig"] = self._model_config
         self._methods[HEALTH_CHECK] = self._health_check
 
     @property
     def methods(self) -> frozenset[str]:
-        """The paths of the unary methods."""
+        """The paths of the unary methods but ModelInfer."""
         return frozenset(self._methods)
 
-    def unary(self, method: str, request: bytes) -> bytes | asyncio.Future[bytes]:
-        """The answer, or for ModelInfer a future of it; cancelling the future cancels the request. Both may raise
-        ServingError."""
+    def unary(self, method: str, request: bytes) -> bytes:
+        """The answer of one of ``methods``. Raises ServingError."""
         return self._methods[method](request)
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    def infer(self, request: bytes) -> asyncio.Future[bytes]:
+        """ModelInfer; cancelling the future cancels the request. Both the call and the future raise ServingError. The
+        bytes are not needed any more once this has returned."""
+        self.refuse_while_draining()
+        parsed = parse_request(request)
+        message = parsed.message
+        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
+        if signature.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        call = decode_call(parsed, signature, decode_parameters(message))
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        id = self.plane.infer(call, lambda reply: _resolve(answer, reply))
+
+        def on_done(answer: asyncio.Future[bytes]) -> None:
+            if answer.cancelled():
+                self.plane.cancel(id)
+            self.finished()
+
+        answer.add_done_callback(on_done)
+        self.started()
+        return answer
 
     def stream(self, metadata: Metadata) -> InferStream:
         """A ModelStreamInfer call."""
@@ -116,28 +138,6 @@ class GrpcService:
         self._running -= 1
         if self._draining is not None and not self._running and not self._draining.done():
             self._draining.set_result(None)
-
-    # --- inference ------------------------------------------------------------------------------------------------
-
-    def _infer(self, request: bytes) -> asyncio.Future[bytes]:
-        self.refuse_while_draining()
-        parsed = parse_request(request)
-        message = parsed.message
-        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
-        if signature.decoupled:
-            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        call = decode_call(parsed, signature, decode_parameters(message))
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        id = self.plane.infer(call, lambda reply: _resolve(answer, reply))
-
-        def on_done(answer: asyncio.Future[bytes]) -> None:
-            if answer.cancelled():
-                self.plane.cancel(id)
-            self.finished()
-
-        answer.add_done_callback(on_done)
-        self.started()
-        return answer
 
     # --- everything else ------------------------------------------------------------------------------------------
 

@@ -165,6 +165,8 @@ def decode_call(parsed: ParsedRequest, signature: Signature, parameters: Decoded
 
 def decode_parameters(message: Any) -> DecodedParameters:
     """Raises InvalidArgument where a value has the wrong type or a key is reserved."""
+    if not len(message.parameters):
+        return DecodedParameters({}, 0, 0, 0, 0, False)
     free: Parameters = {}
     correlation_id: int | str = 0
     flags = priority = timeout_us = 0
