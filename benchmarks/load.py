@@ -134,6 +134,22 @@ def grpc_body(call: Call) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
+def send_exactly(ports: Ports, call: Call, front: str, requests: int, clients: int) -> None:
+    """So many requests over "http" or "grpc" by h2load, which speaks both and counts; all must succeed."""
+    flags = [f"-n{requests}"]
+    if front == "grpc":
+        url, body = f"http://127.0.0.1:{ports.grpc}{RPC}", grpc_body(call)
+        headers: tuple[str, ...] = ("content-type: application/grpc", "te: trailers")
+    else:
+        url, flags = f"http://127.0.0.1:{ports.http}/v2/models/{call.model}/infer", [*flags, "--h1"]
+        body, header_length = _http_body(call)
+        headers = tuple(_http_headers(header_length).splitlines())
+    out, _, _ = run_h2load(url, body, headers, clients, flags)
+    succeeded, _ = _h2load_totals(out)
+    if succeeded != requests:
+        raise RuntimeError(f"h2load: {succeeded} of {requests} requests succeeded:\n{out}")
+
+
 # --- tritonclient -----------------------------------------------------------------------------------------------
 
 
