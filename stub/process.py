@@ -208,6 +208,33 @@ class Outputs:
         return messages.TensorRef(name, datatype, shape, len(self._frames) - 1)
 
 
+class Answers:
+    """Executed batches on their way into one message, which must not wait for long."""
+
+    def __init__(self) -> None:
+        self._executed: List[messages.Executed] = []
+        self._since_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._executed)
+
+    def add(self, executed: messages.Executed, now_ns: int) -> None:
+        if not self._executed:
+            self._since_ns = now_ns
+        self._executed.append(executed)
+
+    def would_wait_too_long(self, now_ns: int) -> bool:
+        """If the next batch takes as long as the last one did."""
+        if not self._executed:
+            return False
+        last = self._executed[-1]
+        return now_ns - self._since_ns + last.input_ns + last.infer_ns + last.output_ns > _LONGEST_WAIT_NS
+
+    def take(self) -> List[messages.Executed]:
+        executed, self._executed = self._executed, []
+        return executed
+
+
 class Loop:
     """Receives and executes until told to finish."""
 
@@ -224,9 +251,7 @@ class Loop:
         self._outputs = outputs
         self._reader = reader
         self._status = status
-        self._unsent: List[messages.Executed] = []
-        self._oldest_ns = 0  # when the first of them was ready
-        self._last_execute_ns = 0  # how long it took
+        self._answers = Answers()
         self._trims_due = 0
         self._trimmed_ns = 0
 
@@ -239,7 +264,7 @@ class Loop:
                 if isinstance(message, messages.Finish):
                     return
                 if not isinstance(message, messages.Execute):
-                    raise errors.ProtocolError("Load where it is loaded")
+                    raise errors.ProtocolError("second Load")
                 self._outputs.release(message.released)
                 self._execute_all(message.batches, received.frames)
             self._flush()
@@ -254,28 +279,20 @@ class Loop:
                 raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name)) from None
 
         for batch in batches:
-            if self._unsent and self._would_wait_too_long():
+            if self._answers.would_wait_too_long(time.monotonic_ns()):
                 self._flush()
             if self._status is not None:
                 self._status.status = batch.id
             executed = self._session.execute(batch, view)
             if self._status is not None:
                 self._status.status = 0
-            if not self._unsent:
-                self._oldest_ns = time.monotonic_ns()
-            self._unsent.append(executed)
-            self._last_execute_ns = executed.input_ns + executed.infer_ns + executed.output_ns
-
-    def _would_wait_too_long(self) -> bool:
-        """If the next batch takes as long as the last one did."""
-        return time.monotonic_ns() - self._oldest_ns + self._last_execute_ns > _LONGEST_WAIT_NS
+            self._answers.add(executed, time.monotonic_ns())
 
     def _flush(self) -> None:
         released = self._session.collect_released() if self._session.has_retained else []
-        if self._unsent or released:
-            results = messages.Results(messages.RESULTS, self._unsent, released)
+        if self._answers or released:
+            results = messages.Results(messages.RESULTS, self._answers.take(), released)
             self._channel.send(results, self._outputs.take_frames())
-            self._unsent = []
             self._trims_due = 2  # the first finds a segment unused, the second finds it still so
 
     def _timeout_ms(self) -> int:

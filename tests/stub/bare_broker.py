@@ -1,0 +1,216 @@
+"""The other end of the bus for tests of real stub processes: a ROUTER, a gateway's segment, and the fork server."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import zmq
+
+from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.messages import (
+    EXECUTE,
+    FINISH,
+    LOAD,
+    Batch,
+    Execute,
+    Finish,
+    Handle,
+    Hello,
+    Load,
+    Log,
+    Ready,
+    Request,
+    Response,
+    TensorRef,
+)
+from shm.store import Reader, Store
+from shm.sweep import sweep
+
+DEADLINE_S = 30
+MAIN = Path(__file__).resolve().parents[2] / "stub" / "__main__.py"
+NONCE = b"sixteen random b"
+DTYPES = {"FP32": numpy.float32, "INT32": numpy.int32, "UINT8": numpy.uint8}
+CONFIG = {
+    "name": "m",
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+class BareBroker:
+    """Speaks with one stub at a time, by blocking calls with a deadline."""
+
+    def __init__(self, directory: Path, router: zmq.Socket) -> None:
+        self.shm_directory = str(directory / "shm")
+        os.mkdir(self.shm_directory)
+        self.bus = f"ipc://{directory}/bus"
+        router.bind(self.bus)
+        self.router = router
+        self.store = Store(self.shm_directory)
+        self.reader = Reader(self.shm_directory)
+        self.logs: list[Log] = []
+        self.key = ""
+        self.process: subprocess.Popen | None = None  # a stub by path
+        self.fork_server: subprocess.Popen | None = None
+        self.forked_pid = 0
+        self.last_id = 100
+
+    # --- life ---
+
+    def start(self) -> Hello:
+        """A stub from the fork server."""
+        if self.fork_server is None:
+            self.start_fork_server()
+        self.new_key()
+        self.orders.sendall(json.dumps(["spawn", self.key, self.key, None]).encode() + b"\n")
+        hello = self.receive()
+        self.forked_pid = hello.pid
+        return hello
+
+    def start_by_path(self) -> Hello:
+        """A stub as another interpreter would run it."""
+        self.new_key()
+        self.process = subprocess.Popen(
+            [sys.executable, MAIN, "--bus", self.bus, "--key", self.key, "--title", self.key], stdin=subprocess.DEVNULL
+        )
+        return self.receive()
+
+    def start_fork_server(self) -> None:
+        self.orders, theirs = socket.socketpair()
+        self.orders.settimeout(DEADLINE_S)
+        self.reports = self.orders.makefile("rb")
+        with theirs:
+            arguments = ["--fork-server", str(theirs.fileno()), "--bus", self.bus, "--run-dir", "/nowhere"]
+            self.fork_server = subprocess.Popen(
+                [sys.executable, MAIN, *arguments, "--shm-directory", self.shm_directory], pass_fds=[theirs.fileno()]
+            )
+
+    def stop_fork_server(self) -> None:
+        if self.fork_server is not None:
+            self.orders.sendall(b'["close"]\n')
+            assert self.fork_server.wait(DEADLINE_S) == 0
+            self.reports.close()
+            self.orders.close()
+            self.fork_server = None
+
+    def new_key(self) -> None:
+        self.last_id += 1
+        self.key = f"m_{self.last_id}"
+        self.logs.clear()
+
+    def exit_code(self) -> int:
+        if self.process is not None:
+            return self.process.wait(DEADLINE_S)
+        while self.forked_pid:
+            what, *of_stub = json.loads(self.reports.readline())
+            if what == "exited" and of_stub[0] == self.key:
+                self.forked_pid = 0
+                return of_stub[1]
+        return 0
+
+    def end_stub(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+        elif self.forked_pid:
+            self.orders.sendall(json.dumps(["kill", self.key]).encode() + b"\n")
+        self.exit_code()
+        self.process = None
+        sweep(self.shm_directory)
+
+    def close(self) -> None:
+        self.stop_fork_server()
+        self.store.close()
+        self.reader.close()
+
+    def load(self, model_file: Path, mode: str = "serve", shared: bool = True, config: dict = CONFIG) -> None:
+        args = {
+            "model_config": json.dumps(config),
+            "model_instance_kind": "CPU",
+            "model_instance_name": "m_0",
+            "model_instance_device_id": "0",
+            "model_repository": str(model_file.parent.parent),
+            "model_version": model_file.parent.name,
+            "model_name": "m",
+        }
+        block = self.store.allocate(len(NONCE))
+        block.view[:] = NONCE
+        probe = Handle(*block[:3]) if shared else Handle("tensorbus-1-" + 32 * "0", 128, 16)
+        self.send(Load(LOAD, mode, str(model_file), args, probe, self.shm_directory))
+
+    def serve(self, model_file: Path, **options) -> Ready:
+        """Load, and be told that it is ready."""
+        self.load(model_file, **options)
+        ready = self.receive()
+        assert isinstance(ready, Ready), ready
+        return ready
+
+    def finish(self) -> None:
+        self.send(Finish(FINISH))
+
+    # --- messages ---
+
+    def send(self, message, frames=()) -> None:
+        self.send_bytes(encode_to_stub(message), *frames)
+
+    def send_bytes(self, *frames: bytes) -> None:
+        self.router.send_multipart([self.key.encode(), *frames])
+
+    def receive(self):
+        """The next message that is no Log (those are kept); its frames are in ``frames``."""
+        while True:
+            assert self.router.poll(DEADLINE_S * 1000), "the stub says nothing"
+            key, header, *self.frames = self.router.recv_multipart()
+            if key.decode() != self.key:  # the last words of an earlier one
+                continue
+            message = decode_from_stub(header)
+            if not isinstance(message, Log):
+                return message
+            self.logs.append(message)
+
+    def wait_for_log(self) -> Log:
+        while not self.logs:
+            assert self.router.poll(DEADLINE_S * 1000), "no log line"
+            message = decode_from_stub(self.router.recv_multipart()[1])
+            assert isinstance(message, Log), message
+            self.logs.append(message)
+        return self.logs.pop(0)
+
+    # --- requests ---
+
+    def request(self, *values: float, inline: bool = False) -> tuple[Request, list[bytes]]:
+        """A request with an input IN of FP32, and the frames that go with it."""
+        self.last_id += 1
+        data = numpy.array(values, numpy.float32).tobytes()
+        place: Handle | int = 0
+        if not inline:
+            block = self.store.allocate(len(data))
+            block.view[:] = data
+            place = Handle(*block[:3])
+        tensor = TensorRef("IN", "FP32", (len(values),), place)
+        return Request(self.last_id, "m", 1, [tensor]), [data] if inline else []
+
+    def execute(self, *requests: Request, released=(), frames=()) -> None:
+        """Each request as a batch of its own; the batch has the request's id."""
+        batches = [Batch(request.id, [request]) for request in requests]
+        self.send(Execute(EXECUTE, batches, list(released)), frames)
+
+    def infer(self, *values: float, inline: bool = False) -> Response:
+        request, frames = self.request(*values, inline=inline)
+        self.execute(request, frames=frames)
+        results = self.receive()
+        (executed,) = results.executed
+        (response,) = executed.responses
+        assert executed.batch == response.request == request.id
+        return response
+
+    def values(self, response: Response) -> list:
+        """What is in its one output."""
+        assert response.error is None, response.error
+        (tensor,) = response.outputs
+        place = tensor.place
+        data = self.frames[place] if isinstance(place, int) else self.reader.view(*place)
+        return numpy.frombuffer(data, DTYPES[tensor.datatype]).reshape(tensor.shape).tolist()
