@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import sys
+from typing import Any, Tuple
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+
+from _tensorbus_app.stub import tensor as module
+from _tensorbus_app.stub.numpy_types import DTYPE
+
+
+class Producer:
+    """A foreign tensor: another library's object with the two methods."""
+
+    def __init__(self, array: Any, device: Tuple[int, int] = (1, 0)) -> None:
+        self._array, self._device = array, device
+
+    def __dlpack__(self, stream: object = None) -> Any:
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._device
+
+
+def bf16(*bits: int) -> Any:
+    data = memoryview(bytearray(np.array(bits, np.uint16).tobytes()))
+    return module.receive("A", "BF16", (len(bits),), data)[0]
+
+
+@pytest.mark.parametrize("datatype", sorted(DTYPE))
+def test_each_numeric_datatype_goes_out_and_in_without_a_copy(datatype: str) -> None:
+    array = np.arange(6).astype(DTYPE[datatype]).reshape(2, 3)
+    tensor = pb_utils.Tensor.from_dlpack("B", pb_utils.Tensor("A", array).to_dlpack())
+    assert (tensor.name(), tensor._datatype, tensor.shape()) == ("B", datatype, [2, 3])
+    assert np.shares_memory(tensor.as_numpy(), array)
+    assert np.from_dlpack(tensor).dtype == array.dtype
+
+
+def test_bf16_goes_out_and_in_by_its_bits() -> None:
+    tensor = pb_utils.Tensor.from_dlpack("B", bf16(0x3F80, 0xBF80).to_dlpack())
+    assert (tensor._datatype, tensor.shape(), tensor.triton_dtype()) == ("BF16", [2], 14)
+    assert bytes(module.binary_form(tensor)) == np.array([0x3F80, 0xBF80], np.uint16).tobytes()
+    assert pb_utils.Tensor.from_dlpack("C", tensor)._datatype == "BF16"
+
+
+def test_a_capsule_keeps_the_tensor_alive_by_one_reference() -> None:
+    tensor = pb_utils.Tensor("A", np.zeros(3, np.float32))
+    before = sys.getrefcount(tensor)
+    capsule = tensor.to_dlpack()
+    assert sys.getrefcount(tensor) == before + 1
+    consumer = pb_utils.Tensor.from_dlpack("B", capsule)
+    del capsule
+    assert sys.getrefcount(tensor) == before + 1
+    del consumer
+    assert sys.getrefcount(tensor) == before
+
+
+def test_a_capsule_can_be_consumed_once() -> None:
+    capsule = pb_utils.Tensor("A", np.zeros(3, np.float32)).to_dlpack()
+    pb_utils.Tensor.from_dlpack("B", capsule)
+    with pytest.raises(pb_utils.TritonModelException, match="Provided tensor is not supported"):
+        pb_utils.Tensor.from_dlpack("C", capsule)
+
+
+def test_a_read_only_array_can_be_exported() -> None:
+    array = np.arange(3, dtype=np.float32)
+    array.flags.writeable = False
+    assert np.from_dlpack(pb_utils.Tensor("A", array)).tolist() == [0, 1, 2]
+
+
+def test_numpy_arrays_and_foreign_objects_are_accepted() -> None:
+    array = np.arange(3, dtype=np.int16)
+    assert np.shares_memory(pb_utils.Tensor.from_dlpack("A", array).as_numpy(), array)
+    assert np.shares_memory(pb_utils.Tensor.from_dlpack("A", Producer(array)).as_numpy(), array)
+
+
+def test_scalars_and_empty_arrays_keep_their_shapes() -> None:
+    for shape in ((), (0, 3)):
+        tensor = pb_utils.Tensor.from_dlpack("A", Producer(np.zeros(shape, np.float32)))
+        assert tensor.shape() == list(shape)
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, Producer])
+@pytest.mark.parametrize("array", [np.zeros(8, np.float32)[::2], np.zeros((2, 3), np.float32).T])
+def test_strided_memory_is_refused(array: Any, wrap: Any) -> None:
+    text = "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        pb_utils.Tensor.from_dlpack("A", wrap(array))
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("thing", [None, 3, [1.0], object()])
+def test_other_objects_are_refused(thing: object) -> None:
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        pb_utils.Tensor.from_dlpack("A", thing)
+    assert str(caught.value) == (
+        "Provided tensor is not supported. Tensor must be a DLPack capsule "
+        "        or have `__dlpack__` and `__dlpack_device__` attributes"
+    )
+
+
+def test_the_name_is_looked_at_first() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        pb_utils.Tensor.from_dlpack("", None)
+
+
+def test_complex_numbers_and_devices_without_host_memory_are_refused() -> None:
+    array = np.zeros(1, np.float32)
+    with pytest.raises(pb_utils.TritonModelException, match="Dtype is invalid"):
+        pb_utils.Tensor.from_dlpack("A", Producer(np.zeros(1, np.complex64)))
+    with pytest.raises(
+        pb_utils.TritonModelException, match="^DLPack capsule passed pointer to memory allocated on GPU"
+    ):
+        pb_utils.Tensor.from_dlpack("A", Producer(array, (2, 0)))
+    with pytest.raises(pb_utils.TritonModelException, match="^DLDevice type 8 is not support by Python backend"):
+        pb_utils.Tensor.from_dlpack("A", Producer(array, (8, 0)))
+
+
+def test_strings_have_no_dlpack_form() -> None:
+    tensor = pb_utils.Tensor("A", np.array([b"x"], dtype=object))
+    with pytest.raises(pb_utils.TritonModelException, match="DLPack does not have support for string tensors"):
+        tensor.to_dlpack()
