@@ -122,8 +122,8 @@ class Session:
                 roots.append(living)
         except Exception as error:
             roots.clear()
-            text = "Failed to process the request(s) for model instance '{}', message: {}"
-            return [], self._logged(text.format(self._instance, exception_text(error)))
+            text = "Failed to process the request(s) for model instance '{}', message: The inputs cannot be read."
+            return [], self._logged(text.format(self._instance), full_traceback(error))
         return requests, ""
 
     def _run(self, requests: List[InferenceRequest]) -> Tuple[Any, str]:
@@ -141,7 +141,7 @@ class Session:
         except BaseException as error:  # sys.exit() too: it must not end the process, nor pass for a return
             if os.getpid() != self._pid:  # but a process that the model forked shall end
                 raise
-            return None, self._failure(exception_text(error), error)
+            return None, self._raised(error)
         finally:
             bls.Execution.running = False
 
@@ -179,16 +179,10 @@ class Session:
             elif response is None:
                 responses.append(self._fail(message, self._failure(_NO_RESPONSE)))
             else:
-                responses.append(self._answer_safely(message, response))
+                responses.append(self._answer(message, response))
                 if request._sender is not None:  # a thread may have it
                     request._sender.responses.append(responses[-1])
         return responses
-
-    def _answer_safely(self, message: messages.Request, response: InferenceResponse) -> messages.Response:
-        try:
-            return self._answer(message, response)
-        except Exception as error:  # the tensors found no place
-            return self._fail(message, self._failure(exception_text(error), error))
 
     def _answer(self, message: messages.Request, response: InferenceResponse) -> messages.Response:
         """Sends what was asked for of the outputs, in the order of the response, as they are now."""
@@ -201,7 +195,10 @@ class Session:
             for tensor in response._tensors
             if tensor._name in wanted
         ]
-        outputs, lease = self._place(tensors) if tensors else ([], 0)
+        try:
+            outputs, lease = self._place(tensors) if tensors else ([], 0)
+        except Exception as error:  # its text may name segments and paths, so it is for the log only
+            return self._fail(message, self._failure("The outputs found no place.", full_traceback(error)))
         return messages.Response(message.id, outputs, lease, None, response._parameters)
 
     def _mark_retained(self, responses: List[messages.Response], roots: List[List[ref[Any]]]) -> None:
@@ -215,23 +212,23 @@ class Session:
     def _fail(self, message: messages.Request, failure: str) -> messages.Response:
         return messages.Response(message.id, [], 0, (_INTERNAL, failure))
 
-    def _failure(self, cause: str, error: Optional[BaseException] = None) -> str:
+    def _failure(self, cause: str, details: str = "") -> str:
         """The client's text, logged once."""
-        return self._logged(self._wrapped(cause), error)
+        return self._logged(self._wrapped(cause), details)
+
+    def _raised(self, error: BaseException) -> str:
+        """The client's text of an exception, logged once, with the line of the model's folder that it passed last."""
+        folder = os.path.dirname(os.path.abspath(self._model.model_file))
+        frames = [frame for frame in user_frames(error) if frame[0].startswith(folder)]
+        file, line = frames[0][:2] if frames else (self._model.model_file, 0)
+        details = full_traceback(error) if has_cause(error) else ""  # the client's text has no causes
+        return self._logged(self._wrapped(exception_text(error)), details, file, line)
 
     def _wrapped(self, cause: str) -> str:
         return "Failed to process the request(s) for model '{}', message: {}".format(self._instance, cause)
 
-    def _logged(self, text: str, error: Optional[BaseException] = None) -> str:
-        """Logs at the line of the model's folder where the error was; returns ``text``."""
-        folder = os.path.dirname(os.path.abspath(self._model.model_file))
-        file, line = self._model.model_file, 0
-        if error is not None:
-            frames = [frame for frame in user_frames(error) if frame[0].startswith(folder)]
-            file, line = frames[0][:2] if frames else (file, line)
-        # The text shows no causes; the log does.
-        details = "\n" + full_traceback(error) if error is not None and has_cause(error) else ""
-        self._log("E", os.path.basename(file), line, text + details)
+    def _logged(self, text: str, details: str = "", file: str = "", line: int = 0) -> str:
+        self._log("E", os.path.basename(file or self._model.model_file), line, "\n".join(filter(None, (text, details))))
         return text
 
 

@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import pytest
-
 from _tensorbus_app.stub import bytes_tensor, numpy_types, session, user_model
 from _tensorbus_app.stub.shared import messages
 

@@ -6,7 +6,6 @@ from typing import Any, Tuple
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub import tensor as module
 from _tensorbus_app.stub.numpy_types import DTYPE
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub.exception_text import exception_text, has_cause
 
 HERE = str(Path(__file__))

@@ -5,7 +5,6 @@ from typing import Iterator, List, Tuple
 
 import pytest
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub import logger as module
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub import tensor as module
 from _tensorbus_app.stub.numpy_types import DTYPE
 

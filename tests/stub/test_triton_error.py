@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub.shared import errors
 
 
@@ -15,7 +14,7 @@ def test_a_code_looks_like_the_originals_and_equals_its_number() -> None:
     code = pb_utils.TritonError("bad", pb_utils.TritonError.NOT_FOUND).code()
     assert repr(code) == "<__ErrorCode.NOT_FOUND: 2>"
     assert (code, int(code), hash(code)) == (2, 2, hash(2))
-    assert type(code) is getattr(pb_utils.TritonError, "__ErrorCode")  # noqa: B009
+    assert type(code) is getattr(pb_utils.TritonError, "__ErrorCode")
 
 
 def test_the_codes_are_the_kinds_of_the_protocol() -> None:

@@ -9,7 +9,6 @@ from typing import Any, Dict
 
 import pytest
 import triton_python_backend_utils as pb_utils
-
 from _tensorbus_app.stub import logger
 from _tensorbus_app.stub.user_model import LoadError, UserModel, auto_complete
 
