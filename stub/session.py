@@ -197,8 +197,8 @@ class Session:
         ]
         try:
             outputs, lease = self._place(tensors) if tensors else ([], 0)
-        except Exception as error:  # its text may name segments and paths, so it is for the log only
-            return self._fail(message, self._failure("The outputs found no place.", full_traceback(error)))
+        except Exception as full:  # its text may name segments and paths, so it is for the log only
+            return self._fail(message, self._failure("The outputs found no place.", full_traceback(full)))
         return messages.Response(message.id, outputs, lease, None, response._parameters)
 
     def _mark_retained(self, responses: List[messages.Response], roots: List[List[ref[Any]]]) -> None:

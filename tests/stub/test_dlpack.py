@@ -110,10 +110,10 @@ def test_complex_numbers_and_devices_without_host_memory_are_refused() -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Dtype is invalid"):
         pb_utils.Tensor.from_dlpack("A", Producer(np.zeros(1, np.complex64)))
     with pytest.raises(
-        pb_utils.TritonModelException, match="^DLPack capsule passed pointer to memory allocated on GPU"
+        pb_utils.TritonModelException, match=r"^DLPack capsule passed pointer to memory allocated on GPU"
     ):
         pb_utils.Tensor.from_dlpack("A", Producer(array, (2, 0)))
-    with pytest.raises(pb_utils.TritonModelException, match="^DLDevice type 8 is not support by Python backend"):
+    with pytest.raises(pb_utils.TritonModelException, match=r"^DLDevice type 8 is not support by Python backend"):
         pb_utils.Tensor.from_dlpack("A", Producer(array, (8, 0)))
 
 

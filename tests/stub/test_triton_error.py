@@ -29,5 +29,5 @@ def test_other_arguments_are_type_errors(arguments: tuple) -> None:
 
 
 def test_the_models_exception_is_an_ordinary_one() -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="^text$"):
+    with pytest.raises(pb_utils.TritonModelException, match=r"^text$"):
         raise pb_utils.TritonModelException("text")
