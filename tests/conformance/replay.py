@@ -27,15 +27,14 @@ _SUBSTITUTES = (
     (r'(\\*"version\\*": ?\\*")\d+\.\d+\.\d+[^"\\]*', r"\1<version>"),
     (r'("ns": ?)\d+', r"\g<1>0"),
     (r'("last_inference": ?)[1-9]\d*', r"\g<1>1"),
-    (r'[^\s"]*/triton_python_backend_utils\.py\(\d+\)', "<triton_python_backend_utils>"),
     # Wording and position are best effort; the words for too few elements changed after 2.51.
     (r"(request JSON buffer: ).* at \d+", r"\1<reason> at <offset>"),
     (
         r"((Unable to parse|Failed to parse) 'data'( field)?: )+[Ss]hape does not match true shape( of 'data' field)?",
         "<shape does not match true shape>",
     ),
-    # Frames of the import system: they depend on the interpreter of the model.
-    (r"(?:\\n|\n)  <frozen importlib[^\n\\]*", ""),
+    # Frames of the import system and of the library depend on the model's interpreter and on how the library is made.
+    (r"(?:\\n|\n)  (<frozen importlib|[^\n\\]*/triton_python_backend_utils\.py)[^\n\\]*", ""),
 )
 
 
@@ -154,6 +153,8 @@ def _http_answer(response: HTTPResponse, body: bytes) -> Answer:
 def scrape(port: int, step: Scrape) -> Answer:
     answer = send_http(port, http(step.method, step.path))
     if answer.get("body") and step.model:
-        lines = [line for line in answer["body"].splitlines() if f'model="{step.model}"' in line]
+        lines = [
+            line for line in answer["body"].splitlines() if f'model="{step.model}"' in line and line.startswith("nv_")
+        ]
         answer["body"] = "\n".join(sorted(line for line in lines if "duration" not in line))
     return answer

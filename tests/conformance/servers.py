@@ -70,6 +70,8 @@ def _running(command: list[str], address: Address) -> Iterator[None]:
         try:
             _wait_until_live(process, address)
             yield
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode} while it was asked:")
         except RuntimeError as error:
             log.seek(0)
             raise RuntimeError(f"{error}\n{log.read()[-4000:]}") from None
