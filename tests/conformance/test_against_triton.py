@@ -11,6 +11,10 @@ from tests.conformance import record
 from tests.conformance.conftest import Answers
 from tests.conformance.corpus import CASES
 from tests.conformance.differences import KNOWN_DIFFERENCES, agree, expected
+from tests.conformance.servers import real_triton
+
+if not real_triton():
+    pytest.skip("TENSORBUS_REAL_TRITON is not set: no real Triton to compare with", allow_module_level=True)
 
 NAMES = [case.name for case in CASES]
 
@@ -29,7 +33,3 @@ def test_known_differences_are_differences(their_answers: Answers) -> None:
     for name, difference in KNOWN_DIFFERENCES.items():
         if not difference.fatal:
             assert not agree(name, list(difference.ours), their_answers[name]), name
-
-
-def test_known_differences_name_cases_of_the_corpus() -> None:
-    assert KNOWN_DIFFERENCES.keys() <= set(NAMES)

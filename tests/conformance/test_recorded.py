@@ -7,7 +7,7 @@ import pytest
 from tests.conformance import record
 from tests.conformance.conftest import Answers
 from tests.conformance.corpus import CASES
-from tests.conformance.differences import agree
+from tests.conformance.differences import KNOWN_DIFFERENCES, agree
 
 RECORD = record.load()
 NAMES = [case.name for case in CASES]
@@ -20,3 +20,7 @@ def test_ours_answers_as_recorded(name: str, our_answers: Answers) -> None:
 
 def test_the_record_holds_the_corpus() -> None:
     assert list(RECORD) == NAMES
+
+
+def test_known_differences_name_cases_of_the_corpus() -> None:
+    assert KNOWN_DIFFERENCES.keys() <= set(NAMES)
