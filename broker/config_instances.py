@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.proto import InstanceGroupMessage, Message
-from protocol.errors import InvalidArgument
+from protocol.errors import InternalError, InvalidArgument
 
 _MIN_COMPUTE_CAPABILITY = "6.000000"
 _KIND = InstanceGroupMessage.Kind
@@ -27,9 +27,11 @@ def normalize_instance_groups(message: Message, gpus: Sequence[int] = ()) -> Non
 
 
 def check_instance_groups(message: Message, gpus: Sequence[int] = ()) -> None:
-    """Of normalised groups. Raises InvalidArgument."""
+    """Of normalised groups. Raises InvalidArgument, or InternalError for a kind that has no name."""
     for group in message.instance_group:
         where = f"instance group {group.name} of model {message.name}"
+        if group.kind not in _KIND.values():
+            raise InternalError(f"{where} has unexpected kind KIND_AUTO")
         if group.kind == _KIND.KIND_GPU:
             _check_gpus(group, where, gpus)
         elif group.gpus:

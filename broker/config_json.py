@@ -8,9 +8,11 @@ numbers save for the few that Triton leaves as strings. Compact.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -130,17 +132,36 @@ def _string(value: str) -> str:
 
 
 def _float(value: float) -> str:
-    """The shortest digits that give the same 32-bit float, read as a double."""
-    for digits in range(6, 9):
-        text = f"{value:.{digits}g}"
-        if _as_float32(float(text)) == value:
-            return _double(float(text))
-    return _double(float(f"{value:.9g}"))
-
-
-def _as_float32(value: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    return _number(value, 6, 9, lambda text: struct.unpack("<f", struct.pack("<f", float(text)))[0])
 
 
 def _double(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return _number(value, 15, 17, float)
+
+
+def _number(value: float, short: int, long: int, parse: Callable[[str], float]) -> str:
+    """Protocol buffers prints ``short`` digits if they give the same value, else ``long``; Triton reads that text and
+    prints it once more: what looks like an integer as one, the rest by ``_shortest``."""
+    if not math.isfinite(value):
+        return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+    text = f"{value:.{short}g}"
+    if parse(text) != value:
+        text = f"{value:.{long}g}"
+    return str(int(text)) if text.lstrip("-").isdecimal() else _shortest(float(text))
+
+
+def _shortest(value: float) -> str:
+    """As RapidJSON does: no exponent from 1e-6 up to 1e21, none with a plus sign or leading zeros."""
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)  # it is a letter for what is not finite
+    text = "".join(map(str, digits))
+    point = len(text) + exponent  # where the decimal point stands within the digits
+    if exponent >= 0 and point <= 21:
+        text = text + "0" * exponent + ".0"
+    elif 0 < point <= 21:
+        text = text[:point] + "." + text[point:]
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + text
+    else:
+        text = text[0] + ("." + text[1:] if text[1:] else "") + f"e{point - 1}"
+    return "-" * sign + text

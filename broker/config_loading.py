@@ -7,6 +7,7 @@ Each takes a ModelConfig and returns a new one, or raises a ServingError that be
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 
 from broker.config_instances import check_instance_groups, normalize_instance_groups
@@ -17,15 +18,18 @@ from broker.model_config import ENSEMBLE_PLATFORM, PYTHON_BACKEND, PYTHON_FILENA
 from protocol.errors import InvalidArgument, Unsupported
 
 _PYTHON_RUNTIMES = ("", PYTHON_FILENAME, "libtriton_python.so")
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # without effect: tensors are always handed over in host memory
 
 
 def prepare(config: ModelConfig, gpus: Sequence[int] = ()) -> ModelConfig:
     """Settle that we can run the backend and which instances there are. ``gpus`` are the ids of the usable GPUs."""
     _check_backend(config)
+    _check_filename(config)
     message = type(config.message)()
     message.CopyFrom(config.message)
     normalize_instance_groups(message, gpus)
     check_instance_groups(message, gpus)
+    _check_parameters(config)
     return from_message(message)
 
 
@@ -47,3 +51,18 @@ def _check_backend(config: ModelConfig) -> None:
         )
     if config.runtime not in _PYTHON_RUNTIMES:
         raise InvalidArgument(f"unable to find backend library '{config.runtime}' for model '{config.name}'")
+
+
+def _check_filename(config: ModelConfig) -> None:
+    path = posixpath.normpath(config.default_model_filename)
+    if posixpath.isabs(path) or path.split("/")[0] == "..":
+        raise InvalidArgument(
+            f"default_model_filename '{config.default_model_filename}' of model '{config.name}' must stay within the "
+            "version directory"
+        )
+
+
+def _check_parameters(config: ModelConfig) -> None:
+    value = config.parameters.get(_FORCE_CPU, "yes")
+    if value not in ("yes", "no"):
+        raise Unsupported(f"Incorrect value for {_FORCE_CPU}: {value}'")

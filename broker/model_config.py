@@ -59,10 +59,7 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A configuration at some station of loading. ``message`` is never modified: stations copy it.
-
-    ``instances`` is empty until the instance groups have been normalised (broker/config_loading.py).
-    """
+    """A configuration at some station of loading. ``message`` is never modified: stations copy it."""
 
     message: Message
     name: str
@@ -74,13 +71,17 @@ class ModelConfig:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     scheduler: Scheduler
-    instances: tuple[InstanceSpec, ...]
     default_model_filename: str
     decoupled: bool
     response_cache: bool
     parameters: Mapping[str, str]
     metric_tags: Mapping[str, str]
     label_files: Mapping[str, str]  # output name to file name, relative to the model directory
+
+    @property
+    def instances(self) -> tuple[InstanceSpec, ...]:
+        """Of normalised instance groups (config_loading.prepare)."""
+        return tuple(spec for group in self.message.instance_group for spec in _instances(group))
 
 
 def parse_text(text: bytes, path: str) -> Message:
@@ -103,7 +104,6 @@ def from_message(message: Message) -> ModelConfig:
         inputs=tuple(_input(io) for io in message.input),
         outputs=tuple(_output(io) for io in message.output),
         scheduler=Scheduler(message.WhichOneof("scheduling_choice")),
-        instances=tuple(spec for group in message.instance_group for spec in _instances(group)),
         default_model_filename=message.default_model_filename or PYTHON_FILENAME,
         decoupled=message.model_transaction_policy.decoupled,
         response_cache=message.response_cache.enable,

@@ -135,10 +135,6 @@ def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine
     return versions, log
 
 
-def version_path(directory: ModelDirectory, version: int) -> str:
-    return os.path.join(directory.path, str(version))
-
-
 def _versions(path: str, log: list[LogLine]) -> Iterable[int]:
     for name in _subdirectories(path):
         if name in NO_VERSIONS:

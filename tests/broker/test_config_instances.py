@@ -4,7 +4,7 @@ import pytest
 
 from broker.config_instances import check_instance_groups, normalize_instance_groups
 from broker.model_config import InstanceSpec, from_message, parse_text
-from protocol.errors import InvalidArgument
+from protocol.errors import InternalError, InvalidArgument
 
 
 def instances(groups: str, gpus: tuple[int, ...] = ()) -> list[InstanceSpec]:
@@ -51,3 +51,8 @@ def test_kind_model_has_no_device_of_ours():
 
 def test_an_ensemble_gets_no_group():
     assert instances("ensemble_scheduling { }") == []
+
+
+def test_a_kind_that_has_no_name_is_refused():
+    with pytest.raises(InternalError, match=r"^instance group m_0 of model m has unexpected kind KIND_AUTO$"):
+        instances("instance_group [ { kind: 99 } ]")

@@ -61,6 +61,33 @@ def test_model_metrics_are_printed_though_triton_2_51_does_not_know_them():
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        ("123456.7", "123456.703"),
+        ("16777217", "16777216"),
+        ("1e10", "10000000000.0"),
+        ("1e20", "100000000000000000000.0"),
+        ("1e21", "1e21"),
+        ("1e30", "1e30"),
+        ("1e-5", "0.00001"),
+        ("1e-6", "0.000001"),
+        ("1.5e-7", "1.5e-7"),
+        ("0.1", "0.1"),
+        ("-0.0", "0"),
+        ("0.33333334", "0.333333343"),
+        ("-0.25", "-0.25"),
+        ("99999.99", "99999.9922"),
+        ("inf", '"Infinity"'),
+        ("-inf", '"-Infinity"'),
+    ],
+)
+def test_a_float_is_printed_as_triton_prints_it(given, printed):
+    control = parse_text(f"sequence_batching {{ direct {{ minimum_slot_utilization: {given} }} }}".encode(), "p")
+    text = to_json(control.sequence_batching.direct)
+    assert text == f'{{"max_queue_delay_microseconds":0,"minimum_slot_utilization":{printed}}}'
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_printed_can_be_read_back(name):
     message = loaded(name)

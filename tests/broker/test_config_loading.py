@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.config_json import to_json
+from broker.config_loading import finish, prepare
+from broker.config_normalize import normalize
+from broker.model_config import from_message, parse_text
+from protocol.errors import InvalidArgument
+
+
+def polled(text: str = ""):
+    message = parse_text(f'name: "m" backend: "python" {text}'.encode(), "config.pbtxt")
+    normalize(message)
+    return from_message(message)
+
+
+def test_a_prepared_configuration_has_its_instances_and_the_polled_one_is_untouched():
+    config = polled()
+    before = to_json(config.message)
+    assert [spec.name for spec in prepare(config).instances] == ["m_0"]
+    assert to_json(config.message) == before
+
+
+def test_preparing_twice_gives_the_same():
+    once = prepare(polled("instance_group [ { count: 2 } ]"))
+    assert prepare(once) == once
+
+
+@pytest.mark.parametrize("runtime", ["", "model.py", "libtriton_python.so"])
+def test_every_name_of_the_python_runtime_is_ours(runtime):
+    prepare(polled(f'runtime: "{runtime}"'))
+
+
+@pytest.mark.parametrize("filename", ["../x.py", "/x.py", "a/../../x.py", ".."])
+def test_the_model_file_must_be_in_the_version_directory(filename):
+    with pytest.raises(InvalidArgument, match=r"of model 'm' must stay within the version directory$"):
+        prepare(polled(f'default_model_filename: "{filename}"'))
+
+
+@pytest.mark.parametrize("filename", ["mine.py", "code/mine.py", "..mine.py", "a/../mine.py"])
+def test_the_model_file_may_have_any_name(filename):
+    assert prepare(polled(f'default_model_filename: "{filename}"')).default_model_filename == filename
+
+
+def test_inputs_and_outputs_are_checked_when_all_is_complete():
+    config = prepare(polled('input [ { name: "A" } ]'))
+    with pytest.raises(InvalidArgument, match=r"^model input 'A' must specify 'data_type' for m$"):
+        finish(config)
