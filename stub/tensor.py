@@ -41,7 +41,7 @@ class Tensor:
     def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
         if not isinstance(numpy_array, np.ndarray):
             raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, numpy_array)
-        self._name = _checked_name(name)
+        self._name = name if type(name) is str and name and name.isascii() else _checked_name(name)
         datatype = DATATYPE.get(numpy_array.dtype)
         if datatype is None:
             self._encode(numpy_array)
