@@ -92,7 +92,7 @@ def _decode(text: bytes, max_input_size: int) -> InferHeader:
 _Size = Annotated[int, msgspec.Meta(ge=0, le=http_json.INT64_MAX)]
 
 
-class _InputParameters(msgspec.Struct, gc=False):
+class _InputParameters(msgspec.Struct, frozen=True, gc=False):
     binary_data_size: _Size | msgspec.UnsetType = msgspec.UNSET
     shared_memory_region: msgspec.Raw = msgspec.Raw()
 
@@ -105,7 +105,7 @@ class _Input(msgspec.Struct, gc=False):
     parameters: _InputParameters = _InputParameters()
 
 
-class _OutputParameters(msgspec.Struct, gc=False):
+class _OutputParameters(msgspec.Struct, frozen=True, gc=False):
     binary_data: bool = False
     classification: _Size = 0
     shared_memory_region: msgspec.Raw = msgspec.Raw()

@@ -62,6 +62,8 @@ def _decode(document: bytes) -> Any:
     except rapidjson.JSONDecodeError as error:
         found = _OFFSET.match(str(error))
         reason = f"{found[2]} at {found[1]}" if found else str(error)
+        # For a control character; Triton does not validate the encoding and has no such reason.
+        reason = reason.replace("Invalid encoding in string.", "Invalid escape character in string.")
         raise JsonError(f"failed to parse the request JSON buffer: {reason}") from None
 
 

@@ -85,7 +85,7 @@ def version_of(route: Route) -> int:
     """-1 without one. Raises InvalidArgument."""
     if not route.version:
         return -1
-    version = int(route.version[:20])
+    version = int(route.version.lstrip("0")[:20] or "0")
     if version > http_json.INT64_MAX:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{route.version}' (details: stol), version "
@@ -114,7 +114,7 @@ class Endpoints:
 
     def __init__(self, dataplane: DataPlane, max_input_size: int) -> None:
         self._dataplane = dataplane
-        self._max_input_size = max_input_size
+        self.max_input_size = max_input_size
         self.exiting = False
 
     def signature(self, route: Route) -> Signature:
@@ -193,10 +193,10 @@ class Endpoints:
             raise Unavailable("Server exiting")
 
     def _parse(self, body: bytes) -> object:
-        if len(body) > self._max_input_size:
+        if len(body) > self.max_input_size:
             raise InvalidArgument(
                 f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
-                f"{self._max_input_size} bytes. Use --http-max-input-size to increase the limit."
+                f"{self.max_input_size} bytes. Use --http-max-input-size to increase the limit."
             )
         return http_json.parse(body)
 

@@ -51,7 +51,10 @@ def from_json(datatype: str, count: int, text: msgspec.Raw) -> bytes:
     try:
         values = decoder.decode(text)
     except msgspec.ValidationError:
-        values = msgspec.convert(list(_flat(msgspec.json.decode(text))), _LISTS[datatype])
+        nested = msgspec.json.decode(text)
+        if not isinstance(nested, list):
+            raise ValueError("not an array") from None
+        values = msgspec.convert(list(_flat(nested)), _LISTS[datatype])
     if datatype == "BYTES":
         return prefixed(value.encode() for value in values)
     if len(values) != count:

@@ -1,0 +1,283 @@
+"""One HTTP/1 connection: requests are served one at a time, in order; replies go out at once.
+
+Small replies are copied into one write. The outputs of a large one are sent from the stub's segment, and
+``Reply.release`` waits until the transport has let go of them. A client that leaves cancels its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from gateway.dataplane import DataPlane, Reply
+from gateway.http_compression import UnsupportedEncoding, choose_encoding, deflate, inflate, is_compressed
+from gateway.http_header import InferHeader
+from gateway.http_infer import Body, Buffer, read_request, write_reply
+from gateway.http_reader import LARGE_NBYTES, BadRequest, Request, RequestReader, header_size
+from gateway.http_routes import INFER, NO_ROUTE, WRONG_METHOD, Endpoints, Response, Route, error_body, error_response
+from protocol.errors import InternalError, ServingError, Unavailable, Unsupported
+from protocol.signature import Signature
+
+_REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    404: b"Not Found",
+    405: b"Not Allowed",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+_STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\nContent-Type: " % (status, reason) for status, reason in _REASONS.items()}
+_BINARY_HEAD = _STATUS_LINES[200] + b"application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+_JSON_HEAD = _STATUS_LINES[200] + b"application/json\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Invariant: ``_request`` is the one being served, those in ``_queue`` came after it, ``_unread`` after those."""
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        endpoints: Endpoints,
+        receive_view: memoryview,
+        on_made: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self._dataplane = dataplane
+        self._endpoints = endpoints
+        self._receive_view = receive_view  # shared: what is read into it is consumed before anyone else reads
+        self._on_made = on_made
+        self._on_lost = on_lost
+        self._queue: deque[Request] = deque()
+        self._unread = b""  # bytes that came while a request was running
+        self._request: Request | None = None
+        self._header: InferHeader | None = None
+        self._call = 0  # id of the running inference
+        self._surplus = 0  # responses before the final one
+        self._blocked = False  # the transport holds bytes that the client has not taken
+        self._held: Reply | None = None  # whose outputs the transport is sending
+        self._advancing = False
+        self._reader = RequestReader(
+            dataplane.store, endpoints.max_input_size, self._on_request, self._on_expect, self._refusal
+        )
+
+    # --- asyncio ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)  # write at once, and tell when all is gone
+        self._on_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        rest = self._reader.rest
+        return self._receive_view if rest is None else rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        try:
+            if reader.rest is not None:
+                reader.received(nbytes)
+            elif self._is_busy:
+                self._unread += self._receive_view[:nbytes]
+                self._transport.pause_reading()
+            else:
+                reader.feed(self._receive_view[:nbytes])
+        except BadRequest as error:
+            self._refuse_to_go_on(error)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        self._release_held()
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self)
+        if self._call:
+            self._dataplane.cancel(self._call)
+            self._call = 0
+        self._release_held()
+        self._reader.close()
+        while self._queue:
+            self._free(self._queue.popleft())
+
+    # --- one request after the other ----------------------------------------------------------------------------
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._request is not None or self._blocked
+
+    def close_if_idle(self) -> None:
+        if not self._is_busy and not self._queue and self._reader.is_idle:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _on_request(self, request: Request) -> None:
+        self._queue.append(request)
+        self._advance()
+
+    def _on_expect(self) -> None:
+        if not self._is_busy:
+            self._transport.write(_CONTINUE)
+
+    def _advance(self) -> None:
+        """Serve what waits until something has to be waited for."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while not self._is_busy and not self._transport.is_closing():
+                if self._queue:
+                    self._serve(self._queue.popleft())
+                elif self._unread:
+                    data, self._unread = self._unread, b""
+                    self._transport.resume_reading()
+                    self._reader.feed(data)
+                else:
+                    break
+        except BadRequest as error:
+            self._refuse_to_go_on(error)
+        finally:
+            self._advancing = False
+
+    def _refuse_to_go_on(self, error: BadRequest) -> None:
+        if not self._is_busy:
+            body = error_body(str(error))
+            head = _STATUS_LINES[400] + b"application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
+            self._transport.write(head + body)
+        self._transport.close()
+
+    def _serve(self, request: Request) -> None:
+        self._request = request
+        route = request.route
+        if route is None:
+            self._respond(NO_ROUTE)
+        elif request.method != route.method:
+            self._respond(WRONG_METHOD)
+        elif request.refusal is not None:
+            self._respond(error_response(request.refusal))
+        elif route.endpoint == INFER:
+            self._infer(request, route)
+        else:
+            self._respond(self._endpoints.answer(route, bytes(request.body)))
+
+    # --- inference ----------------------------------------------------------------------------------------------
+
+    def _infer(self, request: Request, route: Route) -> None:
+        try:
+            try:
+                signature = self._signature(route)
+                call, self._header = read_request(self._body(request), signature, self._endpoints.max_input_size)
+            except ServingError:
+                self._free(request)
+                raise
+            self._call = self._dataplane.infer(call, self._on_reply)
+        except UnsupportedEncoding as error:
+            self._respond(error_response(error, b"Accept-Encoding: gzip, deflate\r\n"))
+        except ServingError as error:
+            self._respond(error_response(error))
+
+    def _signature(self, route: Route) -> Signature:
+        if self._endpoints.exiting:
+            raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        signature = self._endpoints.signature(route)
+        if signature.decoupled:
+            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        return signature
+
+    def _refusal(self, route: Route) -> ServingError | None:
+        try:
+            self._signature(route)
+        except ServingError as error:
+            return error
+        return None
+
+    def _body(self, request: Request) -> Body:
+        data, headers = request.body, request.headers
+        if is_compressed(headers.get(b"content-encoding", b"identity")):
+            data = inflate(data, self._endpoints.max_input_size)
+        return Body(memoryview(data), header_size(headers, len(data)), request.block, request.offset)
+
+    def _on_reply(self, reply: Reply) -> None:
+        if not reply.final:
+            reply.release()
+            self._surplus += 1
+            return
+        self._call = 0
+        if self._transport.is_closing():
+            reply.release()
+            return
+        surplus, self._surplus = self._surplus, 0
+        try:
+            if surplus:
+                raise InternalError(f"expected a single response, got {surplus + 1}")
+            if reply.error is not None:
+                raise reply.error
+            self._send_outputs(reply)
+        except ServingError as error:
+            reply.release()
+            self._respond(error_response(error))
+
+    def _send_outputs(self, reply: Reply) -> None:
+        assert self._request is not None and self._header is not None
+        answer = write_reply(reply, self._header)
+        buffers, nbytes = answer.buffers, answer.nbytes
+        head = _BINARY_HEAD % answer.json_nbytes if answer.json_nbytes else _JSON_HEAD
+        accepted = self._request.headers.get(b"accept-encoding")
+        if accepted is not None:
+            encoding = choose_encoding(accepted)
+            if encoding != "identity":
+                buffers = [deflate(buffers, encoding)]
+                nbytes = len(buffers[0])
+                head += b"Content-Encoding: %b\r\n" % encoding.encode()
+        self._send(head, buffers, nbytes, reply)
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    def _respond(self, response: Response) -> None:
+        assert self._request is not None
+        head = _STATUS_LINES[response.status] + response.content_type + b"\r\n" + response.headers
+        body = b"" if self._request.method == b"HEAD" else response.body
+        self._send(head, [body], len(response.body), None)
+
+    def _send(self, head: bytes, buffers: list[Buffer], nbytes: int, reply: Reply | None) -> None:
+        """Answer the request being served; the next one may follow."""
+        request, self._request, self._header = self._request, None, None
+        assert request is not None
+        goes_on = request.keep_alive and not self._endpoints.exiting
+        if not goes_on or request.http_1_0:
+            head += b"Connection: keep-alive\r\n" if goes_on else b"Connection: close\r\n"
+            if request.http_1_0:
+                head = head.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        head += b"Content-Length: %d\r\n\r\n" % nbytes
+        if nbytes < LARGE_NBYTES:
+            self._transport.write(b"".join((head, *buffers)))
+            if reply is not None:
+                reply.release()
+        else:
+            self._transport.writelines((head, *buffers))
+            self._held = reply
+            if not self._blocked:
+                self._release_held()
+        if not goes_on:
+            self._transport.close()
+        elif self._queue or self._unread:
+            self._advance()
+
+    def _release_held(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _free(self, request: Request) -> None:
+        if request.block is not None:
+            self._dataplane.store.free(request.block)

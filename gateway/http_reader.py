@@ -1,0 +1,258 @@
+"""Bytes of a connection to Requests: HTTP/1 by httptools, and where a body is put. No socket here.
+
+Bodies are collected from the caller's buffer, but a large body of an infer request goes to a block of shared memory;
+``rest`` is then where the caller must receive the bytes that are still to come:
+
+    block   | pad | JSON header | tensor | tensor |     pad: the tensors begin at a multiple of 64
+            0     offset
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import httptools
+
+from gateway.http_compression import is_compressed
+from gateway.http_routes import INFER, Route, find_route
+from protocol.errors import InvalidArgument, ServingError
+from shm.errors import ShmFull
+from shm.store import Block, Store
+
+LARGE_NBYTES = 64 << 10  # from here on a body is worth a place of its own
+_MAX_CHUNKS = 65536
+_ALIGNMENT = 64
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
+_WANTED = frozenset(
+    (b"content-length", b"inference-header-content-length", b"content-encoding", b"accept-encoding", b"expect")
+)
+
+
+class Request(NamedTuple):
+    """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``. With a ``refusal`` the body
+    was thrown away."""
+
+    route: Route | None
+    method: bytes
+    headers: dict[bytes, bytes]  # those in _WANTED, names in lower case
+    body: bytes | memoryview
+    block: Block | None
+    offset: int
+    refusal: ServingError | None
+    keep_alive: bool
+    http_1_0: bool
+
+
+class BadRequest(Exception):
+    """Nothing after this can be understood: answer ``str(error)`` with status 400 and close."""
+
+
+class RequestReader:
+    """``feed`` and ``received`` call ``on_request`` for each complete request, in order.
+
+    ``refuse`` is asked before a large infer body is received; its error spares the memory. The block of an unfinished
+    request is freed by ``close``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        max_input_size: int,
+        on_request: Callable[[Request], None],
+        on_expect: Callable[[], None],
+        refuse: Callable[[Route], ServingError | None],
+    ) -> None:
+        self._store = store
+        self._max_input_size = max_input_size
+        self._on_request = on_request
+        self._on_expect = on_expect
+        self._refuse = refuse
+        self._failure = ""
+        self.rest: memoryview | None = None  # the unfilled end of a large body
+        self._parser = httptools.HttpRequestParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+        self._nbytes = 0  # of the body, so far
+        self._limit = self._max_input_size
+        self._chunks = 0
+        self._refusal: ServingError | None = None
+        self._block: Block | None = None
+        self._offset = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of a request has been seen."""
+        return not self._url
+
+    def feed(self, data: memoryview | bytes) -> None:
+        """Raises BadRequest."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:  # we stay with HTTP/1.1, which is allowed
+            self._parser = httptools.HttpRequestParser(self)
+            left = data[upgrade.args[0] :]
+            if left:
+                self.feed(left)
+        except httptools.HttpParserError as error:
+            raise BadRequest(self._failure or f"malformed HTTP request: {error}") from None
+        if self._block is not None and self._nbytes < self._block.nbytes - self._offset:
+            self.rest = self._block.view[self._offset + self._nbytes :]
+
+    def received(self, nbytes: int) -> None:
+        """So many bytes have been put at the start of ``rest``."""
+        assert self.rest is not None
+        self.rest = self.rest[nbytes:]
+        if not self.rest:
+            self.rest = None
+            self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self._complete()
+
+    def close(self) -> None:
+        if self._block is not None:
+            self._store.free(self._block)
+        self.rest = None
+        self._reset()
+
+    # --- called by the parser -----------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in _WANTED:
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        self._method: bytes = parser.get_method()
+        self._keep_alive: bool = parser.should_keep_alive()
+        self._http_1_0: bool = parser.get_http_version() == "1.0"
+        self._route = find_route(self._url)
+        length = self._headers.get(b"content-length", b"")
+        if len(length) > 4:
+            self._expect_body(length)
+        if b"expect" in self._headers:
+            self._on_expect()
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks == 1 and b"inference-header-content-length" in self._headers:
+            self._limit = 1 << 62  # tensors behind the header are not limited
+
+    def on_body(self, data: bytes) -> None:
+        if self._chunks > _MAX_CHUNKS:
+            self._fail(
+                f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
+                "chunks."
+            )
+        nbytes = self._nbytes + len(data)
+        if self._block is not None:
+            self._block.view[self._offset + self._nbytes : self._offset + nbytes] = data
+        elif nbytes <= self._limit:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
+        self._nbytes = nbytes
+
+    def on_message_complete(self) -> None:
+        self._complete()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _fail(self, text: str) -> None:
+        self._failure = text
+        raise BadRequest(text)
+
+    def _expect_body(self, length: bytes) -> None:
+        """Decide where a body goes, by its announced size."""
+        try:
+            nbytes = int32("Content-Length", length)
+        except InvalidArgument as error:
+            self._fail(str(error))
+        route = self._route
+        if nbytes < LARGE_NBYTES or route is None or route.endpoint != INFER or self._method != route.method:
+            return
+        try:
+            self._refusal = self._refuse(route)
+            header_nbytes = header_size(self._headers, nbytes)
+            compressed = is_compressed(self._headers.get(b"content-encoding", b"identity"))
+        except ServingError as error:
+            self._refusal = self._refusal or error
+        if self._refusal is not None:
+            self._limit = 0
+        elif not compressed and header_nbytes < nbytes and (header_nbytes or nbytes <= self._limit):
+            self._limit = 1 << 62
+            pad = -header_nbytes % _ALIGNMENT
+            try:
+                self._block = self._store.allocate(pad + nbytes)
+                self._offset = pad
+            except ShmFull:
+                pass
+
+    def _complete(self) -> None:
+        body: bytes | memoryview
+        if self._block is not None:
+            body = self._block.view[self._offset :]
+        else:
+            parts = self._parts
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            if self._nbytes > self._limit and self._refusal is None:
+                self._refusal = self._too_large()
+        request = Request(
+            self._route,
+            self._method,
+            self._headers,
+            body,
+            self._block,
+            self._offset,
+            self._refusal,
+            self._keep_alive,
+            self._http_1_0,
+        )
+        self._reset()
+        self._on_request(request)
+
+    def _too_large(self) -> InvalidArgument:
+        limit = (
+            f"exceeds the maximum allowed {{}} of {self._max_input_size} bytes. Use --http-max-input-size to increase "
+            "the limit."
+        )
+        if self._headers.get(b"content-encoding", b"identity") != b"identity":
+            return InvalidArgument("Decompressed data size " + limit.format("value"))
+        if self._headers.get(b"inference-header-content-length") == b"0":
+            return InvalidArgument(f"Raw input has a byte_size ({self._nbytes} bytes) that " + limit.format("value"))
+        return InvalidArgument(f"request JSON size of {self._nbytes} bytes " + limit.format("input size"))
+
+
+def int32(name: str, value: bytes) -> int:
+    """A header's number, read as C++ does: what follows the digits does not matter. Raises InvalidArgument."""
+    text = value.decode("latin-1")
+    found = _INTEGER.match(text)
+    if not found:
+        raise InvalidArgument(f"Unable to parse {name}, got: {text}")
+    number = int(found[1][:21])
+    if not _INT32_MIN <= number <= _INT32_MAX:
+        raise InvalidArgument(
+            f"Unable to parse {name}, value is out of range [ {_INT32_MIN}, {_INT32_MAX} ], got: {text}"
+        )
+    return number
+
+
+def header_size(headers: dict[bytes, bytes], nbytes: int) -> int:
+    """Size of the JSON header of an infer body of ``nbytes``: all of it without the HTTP header that tells, 0 for a
+    raw request. Raises InvalidArgument."""
+    value = headers.get(b"inference-header-content-length")
+    if value is None:
+        return nbytes
+    size = int32("Inference-Header-Content-Length", value)
+    if not 0 <= size <= nbytes:
+        raise InvalidArgument(f"inference header size should be in range (0, {nbytes}), got: {size}")
+    return size
