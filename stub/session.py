@@ -61,7 +61,7 @@ class Session:
         self._pid = os.getpid()
 
     def execute(self, batch: messages.Batch, view: View) -> messages.Executed:
-        """``view`` resolves a reference to its writable bytes (1-D, format "B")."""
+        """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError."""
         begin_ns = self._clock_ns()
         delivery = Delivery(self._answer)
         roots: List[List[ref[Any]]] = []
@@ -120,10 +120,11 @@ class Session:
                         living.append(ref(root))
                 requests.append(receive_request(message, inputs, delivery, self._output_names))
                 roots.append(living)
-        except Exception as error:
+        except Exception as error:  # the text of one that is not ours may name segments and paths
             roots.clear()
-            text = "Failed to process the request(s) for model instance '{}', message: The inputs cannot be read."
-            return [], self._logged(text.format(self._instance), full_traceback(error))
+            cause = str(error) if isinstance(error, errors.ProtocolError) else "the inputs cannot be read"
+            text = "Failed to process the request(s) for model instance '{}', message: {}".format(self._instance, cause)
+            return [], self._logged(text, full_traceback(error))
         return requests, ""
 
     def _run(self, requests: List[InferenceRequest]) -> Tuple[Any, str]:
@@ -198,7 +199,7 @@ class Session:
         try:
             outputs, lease = self._place(tensors) if tensors else ([], 0)
         except Exception as full:  # its text may name segments and paths, so it is for the log only
-            return self._fail(message, self._failure("The outputs found no place.", full_traceback(full)))
+            return self._fail(message, self._failure("the outputs found no place", full_traceback(full)))
         return messages.Response(message.id, outputs, lease, None, response._parameters)
 
     def _mark_retained(self, responses: List[messages.Response], roots: List[List[ref[Any]]]) -> None:

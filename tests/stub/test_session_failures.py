@@ -137,7 +137,7 @@ def test_inputs_that_cannot_be_read_fail_the_batch_before_the_model(load: Load) 
     assert executed.failed
     assert executed.responses[0].error == (
         1,
-        "Failed to process the request(s) for model instance 'probe_0_0', message: The inputs cannot be read.",
+        "Failed to process the request(s) for model instance 'probe_0_0', message: the inputs cannot be read",
     )
     assert "ValueError: gone" in loaded.logs[0][3]
     assert not hasattr(loaded.model.instance, "called")
@@ -155,7 +155,7 @@ def test_a_response_that_finds_no_place_fails_alone(load: Load, monkeypatch: pyt
 
     monkeypatch.setattr(loaded.session, "_place", full_at_first)
     executed = loaded.execute(loaded.request({}), loaded.request({}))
-    assert executed.responses[0].error == (1, WRAPPER + "The outputs found no place.")
+    assert executed.responses[0].error == (1, WRAPPER + "the outputs found no place")
     assert "/dev/shm/x" in loaded.logs[0][3]
     assert executed.responses[1].error is None
 
