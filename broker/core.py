@@ -107,9 +107,9 @@ class Core:
     def _submitted(self, event: Submitted, now: int) -> list[Action]:
         request = event.request
         try:
-            version = self.registry.find(request.model, request.version)
-            if self._stopping:
+            if self._stopping:  # before the look-up: a model that is unloaded already is not unknown
                 raise Unavailable(STOPPING)
+            version = self.registry.find(request.model, request.version)
             dead = version.dead_instance()
             if dead is not None:
                 raise not_healthy(dead)

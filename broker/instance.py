@@ -71,9 +71,10 @@ class Instance:
     """``outstanding`` is what it holds, in the order sent; only a READY or FINISHING instance holds anything."""
 
     __slots__ = (
+        "answered",
         "deaths",
         "execute_ns",
-        "failure",
+        "hopeless",
         "incarnation",
         "index",
         "outstanding",
@@ -95,7 +96,8 @@ class Instance:
         self.retained: dict[int, Pending] = {}  # answered, but the model still looks at the inputs
         self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
         self.shared = False  # it proved that it shares our shared memory
-        self.failure = ""  # why its last process failed to load
+        self.hopeless = False  # its last process did not come up, or the next one has long to wait: until READY
+        self.answered = False  # its present process has, at least once
         self.deaths = 0  # in a row
         self.ready_since = 0
         self.retry_at = 0
@@ -117,13 +119,17 @@ class Instance:
         return state
 
     def back_off(self, now: int, settings: BrokerSettings) -> None:
-        """Sets ``retry_at``: at once after a death in service, then later and later while it keeps dying."""
-        if self.ready_since and now - self.ready_since >= settings.healthy_ns:
+        """Sets ``retry_at``: at once after a death in service, later and later while its processes do nothing but die.
+
+        One that has answered proves that the next one can, so bad requests among good ones never slow a model down."""
+        came_up = self.ready_since > 0
+        if came_up and (self.answered or now - self.ready_since >= settings.healthy_ns):
             self.deaths = 0
         self.deaths += 1
-        self.ready_since = 0
+        self.ready_since, self.answered = 0, False
         delay = settings.restart_delay_ns << min(self.deaths - 2, 16) if self.deaths > 1 else 0
         self.retry_at = now + min(delay, settings.restart_delay_max_ns)
+        self.hopeless = not came_up or delay > settings.patience_ns
 
     def take(self, executed: Executed) -> Dispatched:
         """The executed batch: the oldest it holds, answered in full. Raises IllegalTransition."""
@@ -134,6 +140,7 @@ class Instance:
         if answered != [pending.request.id for pending in dispatched.requests]:
             self.outstanding.appendleft(dispatched)
             raise IllegalTransition(f"instance {self.spec.name} answered batch {executed.batch} with other requests")
+        self.answered = True
         return dispatched
 
     def observe(self, execute_ns: int) -> None:

@@ -77,10 +77,7 @@ class ModelVersion:
 
     def dead_instance(self) -> Instance | None:
         """An instance to name in the error, if none serves or is about to: waiting would be in vain."""
-        serving = False
-        for instance in self.instances:
-            serving = serving or (instance.state is not InstanceState.BACKOFF and not instance.failure)
-        return None if serving or not self.instances else self.instances[0]
+        return self.instances[0] if self.instances and all(one.hopeless for one in self.instances) else None
 
     def in_flight(self) -> int:
         held = sum(len(batch.requests) for instance in self.instances for batch in instance.outstanding)

@@ -1,7 +1,8 @@
 """What becomes of an instance whose process has died, and of the requests that it held.
 
 The request inside execute has failed. The others it held were not being executed: they go back to the head of the
-queue, once; a second death on their way fails them too, or a request that kills its reader would come back for ever.
+queue. If nothing was inside, that happens once; a second such death on their way fails them too, or a request that
+kills its reader would come back for ever.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class Recovery:
         instance.outstanding.clear()
         if inside is None and batches:
             inside = batches[0].id  # unknown: the first that it had not answered
+        culprit_known = any(batch.id == inside for batch in batches)
         actions: list[Action] = []
         spared: list[Pending] = []
         for batch in batches:
             for pending in batch.requests:
-                if batch.id == inside or pending.requeued:
+                if batch.id == inside or (pending.requeued and not culprit_known):
                     actions.append(self._fail(version, pending, not_healthy(instance), now))
                 else:
                     spared.append(pending)

@@ -20,4 +20,5 @@ class BrokerSettings:
     release_delay_ns: int = 100_000_000  # leases ride on the next message, or leave alone after this
     restart_delay_ns: int = 500_000_000  # after the second death in a row; doubles up to restart_delay_max_ns
     restart_delay_max_ns: int = 30_000_000_000
+    patience_ns: int = 1_000_000_000  # a request waits for a restart that begins within this, else it is refused
     healthy_ns: int = 30_000_000_000  # an instance that served this long has earned an immediate restart

@@ -136,17 +136,16 @@ class Startup:
             return self.fail(version, error_of(message.error, message.text), now)
         if isinstance(message, Ready):
             return [Kill(key), *self.fail(version, InternalError("auto_complete_config was never run"), now)]
-        try:
-            version.config = auto_complete.merge(version.config, message.config)
-        except ServingError as error:
-            return self.fail(version, error, now)
-        return self._start_instances(version, now)
+        objection = auto_complete.objection(version.config, message.config)
+        version.config = auto_complete.merge(version.config, message.config)
+        actions: list[Action] = [Say("warning", objection, {"model": version.name})] if objection else []
+        return actions + self._start_instances(version, now)
 
     def _ready(self, version: ModelVersion, instance: Instance, message: Ready, now: int) -> list[Action]:
         instance.on(InstanceEvent.READY)
         instance.shared = message.nonce == self._nonce
         instance.ready_since = now
-        instance.failure = ""
+        instance.hopeless = False
         actions: list[Action] = [Watch(instance.key, message.segment)] if instance.shared and message.segment else []
         if not instance.shared:
             cause = "it does not share our shared memory"
@@ -157,7 +156,6 @@ class Startup:
 
     def _instance_failed(self, version: ModelVersion, instance: Instance, message: Failed, now: int) -> list[Action]:
         """Its process exits by itself; a restart that fails is tried again later."""
-        instance.failure = message.text
         if version.state is VersionState.LOADING:
             return self.fail(version, error_of(message.error, message.text), now)
         return [Say("error", "a restarted instance failed", {"instance": instance.spec.name, "cause": message.text})]

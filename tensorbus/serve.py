@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -174,11 +174,10 @@ class Server:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.broker.post(StopServing())
-        left_s = deadline - time.monotonic()
-        fronts = [front.drain(left_s) for front in (self._http, self._grpc) if front is not None]
+        fronts = asyncio.gather(*self._drain_fronts())
         log.info("Waiting for in-flight requests to complete.")
         drained = await self._within(deadline, self._drained)
-        await asyncio.gather(*fronts)
+        await fronts
         log.info("All models are stopped, unloading models")
         finished = drained and await self._within(deadline, lambda: not self.broker.core.processes)
         if self._metrics is not None:
@@ -189,6 +188,14 @@ class Server:
         self._store.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
         return finished
+
+    def _drain_fronts(self) -> Iterator[Awaitable[object]]:
+        """They refuse new work from now on, answer what they have, and close."""
+        timeout_s = self._settings.exit_timeout_secs
+        if self._http is not None:
+            yield self._http.drain(asyncio.get_running_loop().time() + timeout_s)
+        if self._grpc is not None:
+            yield self._grpc.drain(timeout_s)
 
     def _drained(self) -> bool:
         return not self.broker.core.in_flight()

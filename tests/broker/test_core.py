@@ -148,6 +148,51 @@ def test_restarts_back_off_and_requests_are_refused_meanwhile(bench):
     assert bench.response(request).error is None
 
 
+def test_requests_wait_for_a_restart_that_comes_soon_but_not_for_one_that_comes_late(bench):
+    for delay in (0, 0.5, 1):
+        bench.die(bench.only())
+        waiting = bench.submit()
+        bench.turn()
+        bench.sleep(delay)
+        assert bench.response(waiting) is None
+        bench.tell(Cancelled(waiting))
+        bench.bring_up()
+    bench.die(bench.only())
+    assert bench.error(bench.submit()) == "Stub process 'm_0' is not healthy."
+
+
+def test_a_process_that_has_answered_is_replaced_at_once(bench):
+    for _ in range(5):
+        request = bench.submit()
+        bench.turn()
+        bench.answer(bench.only())
+        assert bench.response(request).error is None
+        bench.die(bench.only())
+        bench.bring_up()
+        assert bench.only()
+
+
+def test_each_bad_request_of_many_fails_alone(bench):
+    bench.submit()
+    bench.turn()
+    bench.answer(bench.only())
+    bad, good = [], []
+    for _ in range(3):
+        bad.append(bench.submit())
+        good.append(bench.submit())
+    bench.turn()
+    for request in bad:
+        key = bench.only()
+        while bench.held(key)[0] != request:
+            bench.answer(key)
+        bench.die(key, inside=bench.inside(key))
+        assert bench.error(request) == "Stub process 'm_0' is not healthy."
+        bench.bring_up()
+    while bench.held(bench.only()):
+        bench.answer(bench.only())
+    assert [bench.response(request).error for request in good] == [None, None, None]
+
+
 def test_a_late_message_of_a_dead_process_is_not_taken_for_its_successors(bench):
     request = bench.submit()
     bench.turn()
