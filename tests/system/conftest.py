@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
+MiB = 1 << 20
 
 CONFIG = """
 backend: "python"
@@ -30,26 +36,40 @@ output [{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }]
 instance_group [{ kind: KIND_CPU count: %d }]
 """
 
-IDENTITY = """
-def execute(self, requests):
-    return [respond(request, pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()) for request in requests]
-"""
-
 PREAMBLE = """
 import os, signal, sys, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
+def values(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+
 def respond(request, array):
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUT", array)])
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.002)
 
 
 class TritonPythonModel:
 """
 
+IDENTITY = """
+def execute(self, requests):
+    return [respond(request, values(request)) for request in requests]
+"""
 
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> object:
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
     """The first true value of ``condition``; fails after the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -58,6 +78,34 @@ def eventually(condition: Callable[[], object], timeout_s: float = 10.0, what: s
             return value
         assert time.monotonic() < deadline, f"did not happen within {timeout_s} s: {what or condition}"
         time.sleep(0.01)
+
+
+def together(clients: int, jobs: Sequence[Callable[[], T]], timeout_s: float = 60.0) -> list[T]:
+    """The results of ``jobs`` in their order, done by so many threads at once."""
+    with ThreadPoolExecutor(clients) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        return [future.result(timeout_s) for future in futures]
+
+
+class Background:
+    """Calls ``work`` again and again in threads until told to stop; an exception of it is raised by ``stop``."""
+
+    def __init__(self, threads: int, work: Callable[[], T]) -> None:
+        self.results: list[Any] = []
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(threads)
+        self._futures = [self._pool.submit(self._run, work) for _ in range(threads)]
+
+    def _run(self, work: Callable[[], T]) -> None:
+        while not self._stop.is_set():
+            self.results.append(work())
+
+    def stop(self, timeout_s: float = 60.0) -> list[Any]:
+        self._stop.set()
+        for future in self._futures:
+            future.result(timeout_s)
+        self._pool.shutdown()
+        return self.results
 
 
 class Repository:
@@ -69,7 +117,9 @@ class Repository:
     def add(
         self, name: str, code: str = IDENTITY, instances: int = 1, config: str | None = None, version: int = 1
     ) -> Path:
-        """A model with methods ``code`` and IN, OUT of FP32 [-1] unless ``config`` says otherwise."""
+        """A model of methods ``code``, with IN and OUT of FP32 [-1] unless ``config`` says otherwise ("": no file).
+
+        Returns the version directory. The code may use the names of PREAMBLE."""
         directory = self.path / name / str(version)
         directory.mkdir(parents=True)
         text = CONFIG % instances if config is None else config
@@ -80,151 +130,292 @@ class Repository:
 
 
 class Answer:
-    """Status, headers and body of an HTTP answer."""
+    """Status, headers (in lower case) and body of an HTTP answer."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status = status
         self.headers = headers
         self.body = body
 
+    def __repr__(self) -> str:
+        return f"Answer({self.status}, {self.body[:300]!r})"
+
     @property
-    def json(self) -> dict:
+    def json(self) -> Any:
         return json.loads(self.body)
 
     @property
-    def data(self) -> list:
-        """Of the one output."""
-        assert self.status == 200, self.body
-        return self.json["outputs"][0]["data"]
+    def error(self) -> str:
+        """Of an answer that is an error and nothing else."""
+        assert self.status >= 400, self
+        (text,) = self.json.values()
+        assert list(self.json) == ["error"], self
+        return str(text)
+
+    @property
+    def data(self) -> list[float]:
+        """Of the one output, which is JSON."""
+        assert self.status == 200, self
+        (output,) = self.json["outputs"]
+        return list(output["data"])
+
+    @property
+    def array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Of the one output, which is FP32 by the binary extension."""
+        assert self.status == 200, self
+        return np.frombuffer(self.body, np.float32, offset=int(self.headers["inference-header-content-length"]))
+
+
+def json_request(values: Sequence[float], **members: object) -> bytes:
+    """The body of an infer request with IN of the given floats."""
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": list(values)}]
+    return json.dumps({"inputs": inputs, **members}).encode()
+
+
+def binary_request(array: np.ndarray[Any, Any], datatype: str = "FP32") -> tuple[bytes, dict[str, str]]:
+    """Body and headers of an infer request with IN by the binary extension, OUT to come back so too."""
+    data = array.tobytes()
+    tensor = {"name": "IN", "datatype": datatype, "shape": array.shape, "parameters": {"binary_data_size": len(data)}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return header + data, {"Inference-Header-Content-Length": str(len(header))}
 
 
 class Server:
-    """One ``tensorbus serve`` process."""
+    """One ``tensorbus serve`` process, on ports of its own choice and with a temporary directory of its own."""
 
-    def __init__(self, repository: Path, log: Path, *flags: str) -> None:
+    def __init__(
+        self, repository: Path, log: Path, *flags: str, wrapper: Sequence[str] = (), environ: Mapping[str, str] = {}
+    ) -> None:
+        """``wrapper`` is a command that runs the server's. Of a flag given twice the last counts."""
         self.log = log
-        self.shm_before = set(os.listdir(SHM))
+        self.temporary = Path(tempfile.mkdtemp(prefix="tb"))  # short: the path of a Unix socket ends at 107 bytes
+        self._shm_before = set(os.listdir(SHM))
+        command = [*wrapper, sys.executable, "-m", "tensorbus", "serve", f"--model-repository={repository}"]
+        for kind in ("http", "grpc", "metrics"):
+            command += [f"--{kind}-port=0", f"--{kind}-address=127.0.0.1"]
+        env = {**os.environ, "TMPDIR": str(self.temporary), **environ}
         with log.open("wb") as stream:
-            command = [sys.executable, "-m", "tensorbus", "serve", f"--model-repository={repository}"]
-            ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-            addresses = [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
-            self.process = subprocess.Popen(
-                [*command, *ports, *addresses, *flags], stdout=stream, stderr=subprocess.STDOUT, cwd=ROOT
-            )
-        self.tree = psutil.Process(self.process.pid)
+            self.process = subprocess.Popen([*command, *flags], stdout=stream, stderr=stream, cwd=ROOT, env=env)
+        self._tree = psutil.Process(self.process.pid)
+        self._seen: set[psutil.Process] = set()
+        self._threads = threading.local()
 
     def wait_ready(self, timeout_s: float = 30.0) -> Server:
-        eventually(lambda: self.process.poll() is not None or "Started Metrics" in self.text(), timeout_s, "start")
+        """Until it has opened its ports."""
+        return self.wait_for_line("Started Metrics Service", timeout_s)
+
+    def wait_for_line(self, text: str, timeout_s: float = 30.0) -> Server:
+        eventually(lambda: self.process.poll() is not None or text in self.text(), timeout_s, text)
         assert self.process.poll() is None, self.text()
         return self
 
     def text(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def _port(self, line: str) -> int:
-        return int(self.text().split(line)[1].split(":")[1].split('"')[0])
+    def lines(self, *words: str) -> list[str]:
+        """The lines of the log that hold all of the words."""
+        return [line for line in self.text().splitlines() if all(word in line for word in words)]
+
+    def _address(self, service: str) -> str:
+        return self.text().split(f"Started {service} at ")[1].split('"')[0]
 
     @property
     def http(self) -> str:
-        return f"127.0.0.1:{self._port('Started HTTPService at')}"
+        return self._address("HTTPService")
 
     @property
     def grpc(self) -> str:
-        return f"127.0.0.1:{self._port('Started GRPCInferenceService at')}"
+        return self._address("GRPCInferenceService")
 
     @property
     def metrics_url(self) -> str:
-        return f"http://127.0.0.1:{self._port('Started Metrics Service at')}/metrics"
+        return f"http://{self._address('Metrics Service')}/metrics"
 
     # -- HTTP without a client library
 
+    def post(self, model: str, values: Sequence[float], timeout_s: float = 60.0, **members: object) -> Answer:
+        return self.call("POST", f"/v2/models/{model}/infer", json_request(values, **members), timeout_s=timeout_s)
+
+    def post_binary(self, model: str, array: np.ndarray[Any, Any]) -> Answer:
+        return self.call("POST", f"/v2/models/{model}/infer", *binary_request(array))
+
     def get(self, path: str) -> Answer:
-        return self.call("GET", path, None)
+        return self.call("GET", path)
 
-    def post(self, model: str, values: list, timeout_s: float = 60.0, **request: object) -> Answer:
-        """JSON infer with IN of the given floats."""
-        inputs = [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}]
-        body = json.dumps({"inputs": inputs, **request}).encode()
-        return self.call("POST", f"/v2/models/{model}/infer", body, timeout_s)
-
-    def call(self, method: str, path: str, body: bytes | None, timeout_s: float = 60.0) -> Answer:
-        request = urllib.request.Request(f"http://{self.http}{path}", data=body, method=method)
+    def call(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = {}, timeout_s: float = 60.0
+    ) -> Answer:
+        """Over a connection that the calling thread keeps."""
+        connection = self._connection(timeout_s)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return Answer(answer.status, dict(answer.headers), answer.read())
-        except urllib.error.HTTPError as error:
-            return Answer(error.code, dict(error.headers), error.read())
+            try:
+                connection.request(method, path, body, dict(headers))
+                response = connection.getresponse()
+            except http.client.RemoteDisconnected:  # closed since the last call, before this one was read
+                connection.close()
+                connection.request(method, path, body, dict(headers))
+                response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, names, response.read())
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        connection = getattr(self._threads, "connection", None)
+        if connection is None:
+            connection = self._threads.connection = http.client.HTTPConnection(self.http)
+        connection.timeout = timeout_s
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
+        return connection
 
     def ready(self, model: str = "") -> bool:
-        return self.get(f"/v2/models/{model}/ready" if model else "/v2/health/ready").status == 200
+        status = self.get(f"/v2/models/{model}/ready" if model else "/v2/health/ready").status
+        assert status in (200, 400), status
+        return status == 200
 
-    def index(self) -> list[dict]:
-        return json.loads(self.call("POST", "/v2/repository/index", b"").body)
+    def index(self) -> dict[str, dict[str, str]]:
+        """By "model:version"; "model:" where it has none."""
+        rows = self.call("POST", "/v2/repository/index").json
+        return {f"{row['name']}:{row.get('version', '')}": row for row in rows}
 
-    def metric(self, name: str, **labels: str) -> float:
-        """One sample of the exposition, by its labels in alphabetical order."""
-        inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-        start = f"{name}{{{inside}}} "
+    def statistics(self, model: str) -> Any:
+        (row,) = self.get(f"/v2/models/{model}/stats").json["model_stats"]
+        return row["inference_stats"]
+
+    # -- metrics
+
+    def exposition(self) -> list[str]:
+        """The samples, without comments."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        (value,) = [line[len(start) :] for line in lines if line.startswith(start)]
-        return float(value)
+        return [line for line in lines if not line.startswith("#")]
 
-    def fail_counts(self, model: str) -> dict[str, float]:
+    def metric(self, name: str, model: str, **labels: str) -> float:
+        """A sample of version 1."""
+        every = {"model": model, "version": "1", **labels}
+        start = name + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(every.items())) + "} "
+        (line,) = [line for line in self.exposition() if line.startswith(start)]
+        return float(line.removeprefix(start))
+
+    def failures(self, model: str) -> dict[str, float]:
+        """By reason, only those that are not 0."""
         reasons = ("BACKEND", "CANCELED", "OTHER", "REJECTED")
-        return {r: self.metric("nv_inference_request_failure", model=model, reason=r, version="1") for r in reasons}
+        counts = {r: self.metric("nv_inference_request_failure", model, reason=r) for r in reasons}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def pending(self, model: str) -> float:
+        return self.metric("nv_inference_pending_request_count", model)
 
     # -- processes and memory
 
-    def stubs(self, model: str = "") -> list[psutil.Process]:
-        """Living stub processes, of one model if given."""
+    def processes(self) -> list[psutil.Process]:
+        """The server and all below it, the dead ones that nobody has reaped included."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = [self._tree, *self._tree.children(recursive=True)]
+            self._seen.update(found)
+            return found
+        return []
+
+    def _titled(self, title: str) -> list[psutil.Process]:
         found = []
-        for process in self.tree.children(recursive=True):
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                title = " ".join(process.cmdline())
-                if f"tensorbus stub: {model}" in title and process.status() != psutil.STATUS_ZOMBIE:
+                if " ".join(process.cmdline()).startswith(title) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
+    def stubs(self, model: str = "") -> list[psutil.Process]:
+        """Living stub processes, of one model if given."""
+        return self._titled(f"tensorbus stub: {model}:" if model else "tensorbus stub: ")
+
+    def stub(self, model: str) -> psutil.Process:
+        """Of the one instance."""
+        (process,) = self.stubs(model)
+        return process
+
+    def fork_server(self) -> psutil.Process:
+        (process,) = self._titled("tensorbus fork server")
+        return process
+
     def zombies(self) -> list[psutil.Process]:
-        children = self.tree.children(recursive=True)
-        return [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+        return [process for process in self.processes() if process.status() == psutil.STATUS_ZOMBIE]
 
     def shm(self) -> set[str]:
-        """Segments of ours, made since this server was started."""
-        return {name for name in set(os.listdir(SHM)) - self.shm_before if name.startswith("tensorbus-")} & self._own()
+        """Our segments: made since the server's start, and of an owner that is one of our processes or no longer is."""
+        ours = {process.pid for process in self.processes()}
 
-    def _own(self) -> set[str]:
-        pids = {self.process.pid} | {process.pid for process in self._all}
-        return {name for name in os.listdir(SHM) if name.startswith("tensorbus-") and int(name.split("-")[1]) in pids}
+        def is_ours(name: str) -> bool:
+            pid = int(name.split("-")[1])
+            return pid in ours or not psutil.pid_exists(pid)
 
-    @property
-    def _all(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            self._known = {*getattr(self, "_known", set()), *self.tree.children(recursive=True)}
-        return list(self._known)
+        return {n for n in set(os.listdir(SHM)) - self._shm_before if n.startswith("tensorbus-") and is_ours(n)}
 
     def shm_bytes(self) -> int:
-        """Allocated bytes of our segments."""
-        return sum((SHM / name).stat().st_blocks * 512 for name in self.shm())
+        """Allocated to our segments."""
+        total = 0
+        for name in self.shm():
+            with contextlib.suppress(FileNotFoundError):
+                total += (SHM / name).stat().st_blocks * 512
+        return total
+
+    def descriptors(self) -> int:
+        """Open files of the server and its stubs."""
+        return sum(process.num_fds() for process in (self._tree, *self.stubs()))
 
     # -- the end
 
     def terminate(self, timeout_s: float = 20.0) -> int:
         """SIGTERM; the exit code."""
-        _ = self._all
-        self.process.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def signal(self, number: int) -> None:
+        self.processes()
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        """The exit code."""
         return self.process.wait(timeout_s)
 
-    def kill(self) -> None:
-        _ = self._all
-        self.process.kill()
-        self.process.wait(10)
+    def left(self) -> list[str]:
+        """What there still is of a server that has ended."""
+        alive = [repr(p) for p in self._seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [*alive, *self.shm(), *map(str, self.temporary.iterdir())]
 
-    def nothing_left(self) -> bool:
-        """No process and no segment of this server."""
-        alive = [process for process in self._all if process.is_running() and process.status() != "zombie"]
-        return not alive and not self.shm()
+
+@contextlib.contextmanager
+def serving(repository: Repository, logs: Path) -> Iterator[Callable[..., Server]]:
+    """Gives a function that starts servers. At the end each is told to exit and must leave nothing behind."""
+    servers: list[Server] = []
+
+    def start(*flags: str, wait: bool = True, **options: Any) -> Server:
+        server = Server(repository.path, logs / f"server{len(servers)}.log", *flags, **options)
+        servers.append(server)
+        return server.wait_ready() if wait else server
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            _end(server)
+
+
+def _end(server: Server) -> None:
+    try:
+        if server.process.poll() is None:
+            try:
+                assert server.terminate() == 0, server.text()[-4000:]
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+                raise
+        eventually(lambda: not server.left(), 10.0, f"nothing left of {server.left()}")
+    finally:
+        shutil.rmtree(server.temporary, ignore_errors=True)
+
+
+Start = Callable[..., Server]
 
 
 @pytest.fixture
@@ -235,19 +426,13 @@ def repository(tmp_path: Path) -> Repository:
 
 
 @pytest.fixture
-def start(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def start(repository: Repository, tmp_path: Path) -> Iterator[Start]:
     """Starts servers on the repository; every one must leave nothing behind."""
-    servers: list[Server] = []
+    with serving(repository, tmp_path) as start:
+        yield start
 
-    def start(*flags: str, wait: bool = True) -> Server:
-        server = Server(repository.path, tmp_path / f"server{len(servers)}.log", *flags)
-        servers.append(server)
-        return server.wait_ready() if wait else server
 
-    yield start
-    for server in servers:
-        _ = server._all
-        if server.process.poll() is None:
-            server.terminate()
-        eventually(server.nothing_left, 10.0, "processes and segments gone")
-    shutil.rmtree(repository.path)
+@pytest.fixture
+def flag(tmp_path: Path) -> Callable[[str], Path]:
+    """Paths of files by which a test tells its models something, and they tell it."""
+    return lambda name: tmp_path / name
