@@ -269,11 +269,12 @@ class DataPlane:
             if tensor.offset < 0:
                 total += (len(tensor.data) + 63) & ~63
         block: Block | None = None
-        try:
-            block = self.store.allocate(total or 64)
-            blocks.append(block)
-        except ShmFull:
-            pass
+        if total or call.block is None:
+            try:
+                block = self.store.allocate(total)
+                blocks.append(block)
+            except ShmFull:
+                pass
         refs: list[TensorRef] = []
         position = 0
         place: Handle | int

@@ -234,6 +234,8 @@ class RequestReader:
 
 def int32(name: str, value: bytes) -> int:
     """A header's number, read as C++ does: what follows the digits does not matter. Raises InvalidArgument."""
+    if value.isdigit() and len(value) < 10:
+        return int(value)
     text = value.decode("latin-1")
     found = _INTEGER.match(text)
     if not found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
-from math import prod
 
 from gateway.bus import Frames, ReplySink
 from gateway.dataplane import DataPlane
@@ -41,7 +40,7 @@ def signature(
 ) -> Signature:
     ins = tuple(TensorSpec(key, *spec, optional=key in optional) for key, spec in inputs.items())
     outs = tuple(TensorSpec(key.replace("INPUT", "OUTPUT"), *spec) for key, spec in inputs.items())
-    return Signature(name, 1, "python", max_batch_size, decoupled, ins, outs, '{"name":"%s"}' % name, b"")
+    return Signature(name, 1, "python", max_batch_size, decoupled, ins, outs, f'{{"name":"{name}"}}', b"")
 
 
 def default_models() -> dict[str, tuple[Signature, Model]]:
@@ -163,4 +162,4 @@ class FakeBus:
 def memory_in_use(store: Store) -> int:
     """Bytes of blocks not freed."""
     store.check()
-    return sum(prod((region.arena.nbytes,)) - region.arena.free_bytes for region in store._regions)
+    return sum(region.arena.nbytes - region.arena.free_bytes for region in store._regions)

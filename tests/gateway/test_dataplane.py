@@ -1,0 +1,195 @@
+"""The data plane over a broker in memory; shared memory is real."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.dataplane import DataPlane, InferCall, InputTensor, Reply
+from protocol.errors import InvalidArgument, NotFound, Unavailable
+from protocol.messages import Handle, Response, TensorRef
+from shm.store import Store
+from tests.gateway.fake_bus import FakeBus, memory_in_use
+
+ONES = struct.pack("<16f", *[1.0] * 16)
+TWOS = struct.pack("<16f", *[2.0] * 16)
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[FakeBus]:
+    bus = FakeBus(str(tmp_path))
+    yield bus
+    bus.close()
+
+
+def add_sub_call(**changes: object) -> InferCall:
+    inputs = [InputTensor("INPUT0", "FP32", [16], ONES), InputTensor("INPUT1", "FP32", [16], TWOS)]
+    return InferCall("add_sub", -1, inputs, **changes)  # type: ignore[arg-type]
+
+
+def replies(bus: FakeBus, *calls: InferCall, then: Callable[[DataPlane, int], None] | None = None) -> list[Reply]:
+    """Run the calls on a loop of their own until all is answered."""
+    found: list[Reply] = []
+
+    async def run() -> None:
+        for call in calls:
+            id = bus.plane.infer(call, found.append)
+            assert not found  # never synchronously
+            if then is not None:
+                then(bus.plane, id)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    return found
+
+
+def test_outputs_are_views_until_the_reply_is_released(bus: FakeBus) -> None:
+    [reply] = replies(bus, add_sub_call(request_id="7"))
+    assert [(item.name, item.datatype, item.shape) for item in reply.outputs] == [
+        ("OUTPUT0", "FP32", (16,)),
+        ("OUTPUT1", "FP32", (16,)),
+    ]
+    assert struct.unpack("<16f", reply.outputs[0].data) == (3.0,) * 16
+    assert reply.final and reply.request_id == "7" and reply.signature.model == "add_sub"
+    assert memory_in_use(bus.stub_store) > 0
+    reply.release()
+    reply.release()
+    assert memory_in_use(bus.stub_store) == memory_in_use(bus.gateway_store) == 0
+
+
+def test_inputs_lie_aligned_in_one_block(bus: FakeBus) -> None:
+    call = InferCall("id_string", -1, [InputTensor("INPUT0", "BYTES", [1], b"\1\0\0\0x")])
+    replies(bus, call, add_sub_call())
+    for request in bus.requests:
+        assert all(isinstance(ref.place, Handle) and ref.place.offset % 64 == 0 for ref in request.inputs)
+    assert len({ref.place.segment for ref in bus.requests[1].inputs if isinstance(ref.place, Handle)}) == 1
+
+
+def test_a_request_carries_what_the_client_asked(bus: FakeBus) -> None:
+    replies(
+        bus,
+        add_sub_call(
+            request_id="a",
+            outputs=["OUTPUT1"],
+            parameters={"x": 1.5},
+            correlation_id="s",
+            flags=3,
+            priority=2,
+            timeout_us=9,
+        ),
+    )
+    [request] = bus.requests
+    assert (request.version, request.request_id, request.outputs, request.parameters) == (
+        1,
+        "a",
+        ["OUTPUT1"],
+        {"x": 1.5},
+    )
+    assert (request.correlation_id, request.flags, request.priority, request.timeout_us) == ("s", 3, 2, 9)
+
+
+def test_inputs_that_lie_in_the_calls_block_are_not_copied(bus: FakeBus) -> None:
+    block = bus.gateway_store.allocate(128)
+    block.view[:64], block.view[64:] = ONES, TWOS
+    inputs = [
+        InputTensor("INPUT0", "FP32", [16], block.view[:64], 0),
+        InputTensor("INPUT1", "FP32", [16], block.view[64:], 64),
+    ]
+    [reply] = replies(bus, InferCall("add_sub", -1, inputs, block=block))
+    assert struct.unpack("<16f", reply.outputs[1].data) == (-1.0,) * 16
+    assert [ref.place for ref in bus.requests[0].inputs] == [
+        Handle(block.segment, block.offset, 64),
+        Handle(block.segment, block.offset + 64, 64),
+    ]
+    assert memory_in_use(bus.gateway_store) == 0
+
+
+def test_without_shared_memory_inputs_travel_as_frames(bus: FakeBus, tmp_path: Path) -> None:
+    bus.plane.store = Store(str(tmp_path), limit=0)
+    [reply] = replies(bus, add_sub_call())
+    assert [ref.place for ref in bus.requests[0].inputs] == [0, 1]
+    assert struct.unpack("<16f", reply.outputs[0].data) == (3.0,) * 16
+
+
+def test_outputs_may_come_as_frames(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call())
+    request, _, sink = bus.held[0]
+    sink.on_response(Response(request.id, [TensorRef("OUTPUT0", "FP32", (16,), 0)]), "stub", [TWOS])
+    assert found[0].outputs[0].data == TWOS
+
+
+def test_a_handle_that_leads_nowhere_becomes_an_error_without_the_segments_name(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call())
+    request, _, sink = bus.held[0]
+    bad = TensorRef("OUTPUT0", "FP32", (16,), Handle("tensorbus-1-" + "0" * 32, 128, 64))
+    sink.on_response(Response(request.id, [bad]), "stub", [])
+    assert str(found[0].error) == "failed to read the outputs of model 'add_sub'"
+    assert not found[0].outputs
+
+
+def test_an_error_of_the_model_is_the_replys(bus: FakeBus) -> None:
+    bus.error = (4, "Stub process 'x' is not healthy.")
+    [reply] = replies(bus, add_sub_call())
+    assert isinstance(reply.error, Unavailable) and str(reply.error) == "Stub process 'x' is not healthy."
+    assert memory_in_use(bus.gateway_store) == 0
+
+
+def test_a_refused_call_gives_its_block_back(bus: FakeBus) -> None:
+    block = bus.gateway_store.allocate(64)
+    with pytest.raises(InvalidArgument):
+        bus.plane.infer(InferCall("add_sub", -1, [InputTensor("X", "FP32", [16], block.view, 0)], block=block), print)
+    block = bus.gateway_store.allocate(64)
+    with pytest.raises(NotFound):
+        bus.plane.infer(InferCall("nope", -1, [], block=block), print)
+    assert memory_in_use(bus.gateway_store) == 0
+
+
+def test_a_cancelled_call_gets_no_reply_and_keeps_its_memory_until_the_broker_answers(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call(), then=lambda plane, id: plane.cancel(id))
+    assert bus.cancelled == [bus.requests[0].id]
+    assert memory_in_use(bus.gateway_store) > 0
+    bus.answer(*bus.held[0])
+    assert not found
+    assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
+
+
+def test_retained_inputs_are_freed_when_the_model_lets_go(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call())
+    request, _, sink = bus.held[0]
+    sink.on_response(Response(request.id, [], retained=True), "stub", [])
+    assert found[0].final and memory_in_use(bus.gateway_store) > 0
+    sink.on_inputs_released()
+    assert memory_in_use(bus.gateway_store) == 0
+
+
+def test_inputs_stay_until_the_final_response(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call())
+    request, _, sink = bus.held[0]
+    sink.on_response(Response(request.id, [], final=False), "stub", [])
+    assert memory_in_use(bus.gateway_store) > 0 and not found[0].final
+    sink.on_response(Response(request.id, []), "stub", [])
+    assert memory_in_use(bus.gateway_store) == 0 and not bus.plane.pending
+
+
+def test_a_reloaded_model_is_checked_against_its_new_signature(bus: FakeBus) -> None:
+    old = bus.plane.checker(bus.signature("add_sub", -1))
+    assert bus.plane.checker(bus.signature("add_sub", -1)) is old
+    changed = bus.signature("add_sub", -1)._replace(max_batch_size=4)
+    assert bus.plane.checker(changed).signature is changed
+
+
+def test_metadata_of_a_batching_model_has_a_leading_dimension(bus: FakeBus) -> None:
+    metadata = bus.plane.model_metadata("add_sub_b", -1)
+    assert (metadata.name, metadata.versions, metadata.platform) == ("add_sub_b", ["1"], "python")
+    assert metadata.inputs[0] == ("INPUT0", "FP32", (-1, 16))
+    assert bus.plane.model_metadata("add_sub", 1).outputs[1] == ("OUTPUT1", "FP32", (16,))
