@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from broker import repository
+from broker import config_files, repository
 from broker.events import LoadModels
 from broker.model import VersionSource
 from broker.registry import Registry
@@ -37,8 +37,11 @@ def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[V
     registry.add_name(directory.name)
     try:
         versions, lines = repository.versions_to_load(directory)
+        config_files.read_labels(directory.config, directory.path)
+        config_files.check_initial_states(directory.config, directory.path)
     except ServingError as error:
-        log.error(f"failed to load '{directory.name}': {error}")
+        log.error(f"failed to load model '{directory.name}': {error}")
+        registry.add_name(directory.name, error.status_text())
         return []
     _say(lines)
     return [VersionSource(directory.name, version, directory.path, directory.config) for version in versions]
