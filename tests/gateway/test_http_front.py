@@ -1,0 +1,512 @@
+"""The front over real sockets and a broker in memory, on uvloop and on plain asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import uvloop
+
+from gateway.http_front import HttpFront, PortInUse
+from tests.gateway.fake_bus import FakeBus, memory_in_use
+
+ONES = struct.pack("<16f", *[1.0] * 16)
+INPUTS = [
+    {"name": name, "shape": [16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}
+    for name in ("INPUT0", "INPUT1")
+]
+DEADLINE_S = 20
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def reply(self, has_body: bool = True) -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        status, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        nbytes = int(headers.get("content-length", 0)) if has_body else 0
+        return Reply(int(status.split()[1]), headers, await self.reader.readexactly(nbytes))
+
+    async def ask(self, data: bytes) -> Reply:
+        self.send(data)
+        return await self.reply()
+
+    async def is_closed(self) -> bool:
+        return await self.reader.read() == b""
+
+
+class Stand:
+    """A front over a fake bus, and clients."""
+
+    def __init__(self, bus: FakeBus, front: HttpFront) -> None:
+        self.bus = bus
+        self.front = front
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.front.port)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.close()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0)
+
+
+Run = Callable[[Callable[[Stand], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs a test's coroutine beside a front, and looks for memory that it left behind."""
+
+    async def stand(test: Callable[[Stand], Awaitable[None]]) -> None:
+        bus = FakeBus(str(tmp_path))
+        front = HttpFront(bus.plane, "127.0.0.1", 0)
+        await front.start()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await test(Stand(bus, front))
+                await front.close()
+            for call in bus.held:
+                bus.answer(*call)
+            assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
+        finally:
+            await front.close()
+            bus.close()
+
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def runner(test: Callable[[Stand], Awaitable[None]]) -> None:
+        with asyncio.Runner(loop_factory=factory) as loop:
+            loop.run(stand(test))
+
+    return runner
+
+
+def post(path: str, body: bytes, headers: str = "", version: str = "1.1") -> bytes:
+    return f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+def infer(model: str, header: Any, tail: bytes = b"", headers: str = "", version: str = "1.1") -> bytes:
+    text = json.dumps(header).encode()
+    size = f"Inference-Header-Content-Length: {len(text)}\r\n" if tail else ""
+    return post(f"/v2/models/{model}/infer", text + tail, size + headers, version)
+
+
+def add_sub(headers: str = "", version: str = "1.1", **members: Any) -> bytes:
+    return infer("add_sub", {"inputs": INPUTS, **members}, ONES + ONES, headers, version)
+
+
+def identity(data: bytes, binary: bool = True) -> bytes:
+    tensor = {
+        "name": "INPUT0",
+        "shape": [len(data)],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    return infer("id_uint8", {"inputs": [tensor], "parameters": {"binary_data_output": binary}}, data)
+
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+
+
+def test_tensors_in_binary_both_ways(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(add_sub(id="7", parameters={"binary_data_output": True}))
+        size = int(reply.headers["inference-header-content-length"])
+        assert reply.status == 200 and reply.headers["content-type"] == "application/octet-stream"
+        assert json.loads(reply.body[:size])["id"] == "7"
+        assert struct.unpack("<32f", reply.body[size:]) == (2.0,) * 16 + (0.0,) * 16
+
+    run(test)
+
+
+def test_tensors_in_json_both_ways(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        inputs = [{"name": "INPUT0", "shape": [3], "datatype": "FP32", "data": [0.1, 2, 1e21]}]
+        async with stand.client() as client:
+            reply = await client.ask(infer("id_fp32", {"inputs": inputs}))
+        assert reply.status == 200 and reply.headers["content-type"] == "application/json"
+        assert "inference-header-content-length" not in reply.headers
+        assert b'"data":[0.10000000149011612,2.0,1.000000020040877' in reply.body
+
+    run(test)
+
+
+def test_a_connection_is_used_again(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            for _ in range(50):
+                assert (await client.ask(add_sub())).status == 200
+                assert (await client.ask(LIVE)).status == 200
+        assert len(stand.bus.requests) == 50
+
+    run(test)
+
+
+def test_pipelined_requests_are_answered_in_order(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(b"".join(add_sub(id=str(number)) + LIVE for number in range(2000)))
+            for number in range(2000):
+                assert (await client.reply()).json()["id"] == str(number)
+                assert (await client.reply()).body == b""
+
+    run(test)
+
+
+def test_only_one_request_of_a_connection_runs_at_a_time(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(add_sub(id="first"))
+            await stand.until(lambda: stand.bus.held)
+            client.send(add_sub(id="second") + LIVE)
+            async with stand.client() as other:  # its answer shows that the loop has turned
+                assert (await other.ask(LIVE)).status == 200
+            assert len(stand.bus.held) == 1
+            stand.bus.answer(*stand.bus.held.pop())
+            assert (await client.reply()).json()["id"] == "first"
+            await stand.until(lambda: stand.bus.held)
+            stand.bus.answer(*stand.bus.held.pop())
+            assert (await client.reply()).json()["id"] == "second"
+            assert (await client.reply()).status == 200
+
+    run(test)
+
+
+def test_hundreds_of_connections_are_served(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async def one(number: int) -> None:
+            async with stand.client() as client:
+                assert (await client.ask(add_sub(id=str(number)))).json()["id"] == str(number)
+
+        await asyncio.gather(*map(one, range(300)))
+
+    run(test)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_large_tensor_both_ways(run: Run, binary: bool) -> None:
+    async def test(stand: Stand) -> None:
+        data = bytes(range(256)) * (8 << 10)
+        async with stand.client() as client:
+            for _ in range(3):
+                reply = await client.ask(identity(data, binary))
+                found = reply.body[-len(data) :] if binary else bytes(reply.json()["outputs"][0]["data"])
+                assert found == data
+
+    run(test)
+
+
+def test_a_large_reply_keeps_its_memory_until_the_client_has_it(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        data = bytes(32 << 20)
+        async with stand.client() as client:
+            client.send(identity(data))
+            await stand.until(lambda: stand.bus.requests and not stand.bus.plane.pending)
+            assert memory_in_use(stand.bus.stub_store) > len(data)
+            assert (await client.reply()).body.endswith(data)
+            await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
+def test_a_client_that_leaves_amid_a_large_reply_gives_its_memory_back(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(identity(bytes(32 << 20)))
+            await stand.until(lambda: stand.bus.requests and not stand.bus.plane.pending)
+            client.writer.transport.abort()
+            await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
+
+    run(test)
+
+
+def test_a_client_that_leaves_cancels_its_request(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(add_sub())
+            await stand.until(lambda: stand.bus.held)
+        await stand.until(lambda: stand.bus.cancelled)
+        assert stand.bus.cancelled == [stand.bus.requests[0].id]
+
+    run(test)
+
+
+def test_a_client_that_leaves_amid_its_body_leaves_no_memory(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(identity(bytes(1 << 20))[:-1])
+            await stand.until(lambda: memory_in_use(stand.bus.gateway_store) > 0)
+        await stand.until(lambda: memory_in_use(stand.bus.gateway_store) == 0)
+
+    run(test)
+
+
+def test_a_large_body_for_an_unknown_model_takes_no_memory(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(identity(bytes(1 << 20)).replace(b"id_uint8", b"id_xxxxx", 1))
+            assert (reply.status, reply.json()) == (
+                404,
+                {"error": "Request for unknown model: 'id_xxxxx' is not found"},
+            )
+            assert stand.bus.gateway_store.nbytes == 0
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /v2/", 404),
+        ("GET /nope", 404),
+        ("POST /v2/health/live", 405),
+        ("GET /v2/models/add_sub/infer", 405),
+        ("PUT /v2/models/add_sub/infer", 405),
+        ("OPTIONS /v2", 405),
+    ],
+)
+def test_only_routes_and_their_methods_are_served(run: Run, request_line: str, status: int) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(f"{request_line} HTTP/1.1\r\n\r\n".encode())
+            error = "Not Found" if status == 404 else "Method Not Allowed"
+            assert (reply.status, reply.json()) == (status, {"error": error})
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
+def test_head_is_not_allowed_and_has_no_body(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(b"HEAD /v2 HTTP/1.1\r\n\r\n")
+            assert (await client.reply(has_body=False)).status == 405
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("version", "header", "stays_open"),
+    [
+        ("1.1", "", True),
+        ("1.1", "Connection: close\r\n", False),
+        ("1.0", "", False),
+        ("1.0", "Connection: keep-alive\r\n", True),
+    ],
+)
+def test_a_connection_closes_when_the_client_says_so(run: Run, version: str, header: str, stays_open: bool) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(add_sub(header, version))
+            line = await client.reader.readuntil(b"\r\n")
+            assert line == f"HTTP/{version} 200 OK\r\n".encode()
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            body = await client.reader.readexactly(int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]))
+            assert json.loads(body)["model_name"] == "add_sub"
+            if stays_open:
+                assert (await client.ask(LIVE)).status == 200
+            else:
+                assert await client.is_closed()
+
+    run(test)
+
+
+def test_expect_is_answered_before_the_body_is_sent(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        head, _, body = add_sub("Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        async with stand.client() as client:
+            assert (await client.ask(head + b"\r\n\r\n")).status == 100
+            assert (await client.ask(body)).status == 200
+
+    run(test)
+
+
+def test_a_chunked_request_is_served(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        body = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "INT8", "data": [5]}]}).encode()
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        head = b"POST /v2/models/id_int8/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with stand.client() as client:
+            assert (await client.ask(head + chunks)).json()["outputs"][0]["data"] == [5]
+
+    run(test)
+
+
+def test_what_is_not_http_ends_the_connection(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(b"hello\r\n\r\n")
+            assert reply.status == 400 and reply.headers["connection"] == "close"
+            assert await client.is_closed()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "error"),
+    [
+        (infer("dec", {}), 501, "HTTP end point doesn't support models with decoupled transaction policy"),
+        (infer("nope", {}), 404, "Request for unknown model: 'nope' is not found"),
+        (infer("add_sub", {}), 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+        (
+            post("/v2/models/add_sub/infer", b"{}", "Inference-Header-Content-Length: 3\r\n"),
+            400,
+            "inference header size should be in range (0, 2), got: 3",
+        ),
+        (
+            post("/v2/models/add_sub/infer", b""),
+            400,
+            "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in "
+            "'add_sub' model configuration",
+        ),
+        (post("/v2/models/add_sub/infer", b"", "Content-Encoding: gzip\r\n"), 400, "nothing to be decompressed"),
+    ],
+)
+def test_refused_inferences(run: Run, data: bytes, status: int, error: str) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(data)
+            assert (reply.status, reply.json()) == (status, {"error": error})
+            assert reply.headers["content-type"] == "application/json"
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(1, 500), (2, 404), (3, 400), (4, 503), (5, 501), (6, 400), (7, 400), (0, 400)]
+)
+def test_an_error_of_the_model_has_the_status_of_its_kind(run: Run, kind: int, status: int) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.error = (kind, 'said "no"')
+        async with stand.client() as client:
+            reply = await client.ask(add_sub())
+            assert (reply.status, reply.json()) == (status, {"error": 'said "no"'})
+
+    run(test)
+
+
+def test_an_output_that_json_cannot_carry_is_an_error(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        tensor = {"name": "INPUT0", "shape": [1], "datatype": "FP16", "parameters": {"binary_data_size": 2}}
+        async with stand.client() as client:
+            reply = await client.ask(infer("id_fp16", {"inputs": [tensor]}, b"\0\0"))
+            assert reply.status == 400 and "sending FP16 data via JSON is not supported" in reply.json()["error"]
+
+    run(test)
+
+
+def test_compressed_requests_and_replies(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        _, _, body = add_sub(parameters={"binary_data_output": True}).partition(b"\r\n\r\n")
+        size = len(body) - 128
+        headers = f"Content-Encoding: gzip\r\nAccept-Encoding: gzip\r\nInference-Header-Content-Length: {size}\r\n"
+        async with stand.client() as client:
+            reply = await client.ask(post("/v2/models/add_sub/infer", gzip.compress(body), headers))
+            assert reply.headers["content-encoding"] == "gzip"
+            plain = gzip.decompress(reply.body)
+            assert len(plain) - int(reply.headers["inference-header-content-length"]) == 128
+
+    run(test)
+
+
+def test_an_unknown_encoding_is_answered_with_those_we_take(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(post("/v2/models/add_sub/infer", b"{}", "Content-Encoding: br\r\n"))
+            assert (reply.status, reply.json()) == (501, {"error": "Unsupported compression type"})
+            assert reply.headers["accept-encoding"] == "gzip, deflate"
+
+    run(test)
+
+
+def test_a_name_with_percent_signs_is_found_decoded(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        inputs = [{"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1, 2]}]
+        async with stand.client() as client:
+            assert (await client.ask(infer("a%20b", {"inputs": inputs}))).json()["model_name"] == "a b"
+
+    run(test)
+
+
+def test_draining_lets_running_requests_finish_and_refuses_new_ones(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        loop = asyncio.get_running_loop()
+        async with stand.client() as idle, stand.client() as busy, stand.client() as late:
+            assert (await idle.ask(LIVE)).status == 200
+            head, _, body = add_sub().partition(b"\r\n\r\n")
+            late.send(head)
+            busy.send(add_sub())
+            await stand.until(lambda: stand.bus.held)
+            drain = asyncio.ensure_future(stand.front.drain(loop.time() + DEADLINE_S))
+            assert await idle.is_closed()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", stand.front.port)
+            reply = await late.ask(b"\r\n\r\n" + body)
+            assert reply.status == 503 and reply.headers["connection"] == "close"
+            assert "Server is stopping" in reply.json()["error"]
+            stand.bus.answer(*stand.bus.held.pop())
+            assert (await busy.reply()).status == 200
+            assert await busy.is_closed() and await late.is_closed()
+            assert await drain == 0
+
+    run(test)
+
+
+def test_draining_ends_at_its_deadline(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(add_sub())
+            await stand.until(lambda: stand.bus.held)
+            assert await stand.front.drain(asyncio.get_running_loop().time()) == 1
+            await stand.front.close()
+            assert stand.bus.cancelled
+
+    run(test)
+
+
+def test_a_port_in_use_is_told_in_tritons_words(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        second = HttpFront(stand.bus.plane, "127.0.0.1", stand.front.port)
+        with pytest.raises(PortInUse) as caught:
+            await second.start()
+        assert str(caught.value) == (
+            f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{stand.front.port}' already in use"
+        )
+
+    run(test)

@@ -1,0 +1,209 @@
+"""HTTP/1 bytes to Requests, cut at every place; no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.http_reader import LARGE_NBYTES, BadRequest, Request, RequestReader
+from gateway.http_routes import Route
+from protocol.errors import InvalidArgument, NotFound, ServingError
+from shm.store import Store
+from tests.gateway.fake_bus import memory_in_use
+
+INFER = b"POST /v2/models/m/infer HTTP/1.1\r\n"
+LARGE = bytes(range(256)) * (LARGE_NBYTES // 256 + 1)
+
+
+class Received:
+    """A reader and what came out of it."""
+
+    def __init__(self, store: Store, max_input_size: int = 1 << 20) -> None:
+        self.requests: list[Request] = []
+        self.expected = 0
+        self.refusal: ServingError | None = None
+        self.reader = RequestReader(store, max_input_size, self.requests.append, self._expect, self._refuse)
+
+    def _expect(self) -> None:
+        self.expected += 1
+
+    def _refuse(self, route: Route) -> ServingError | None:
+        return self.refusal
+
+    def feed(self, data: bytes, step: int = 1 << 18) -> list[Request]:
+        """As a socket would: into ``rest`` while there is one."""
+        position = 0
+        while position < len(data):
+            rest = self.reader.rest
+            if rest is None:
+                self.reader.feed(memoryview(data)[position : position + step])
+                position += step
+            else:
+                part = data[position : position + min(step, len(rest))]
+                rest[: len(part)] = part
+                self.reader.received(len(part))
+                position += len(part)
+        return self.requests
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(str(tmp_path))
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_request_may_come_in_any_pieces(store: Store, step: int) -> None:
+    head = INFER + b"host: x\r\nINFERENCE-header-content-length: 3\r\nContent-Length: 5\r\n\r\n"
+    [request] = Received(store).feed(head + b"abcde", step)
+    assert request.route == Route("infer", b"POST", "m")
+    assert request.method == b"POST" and request.keep_alive and not request.http_1_0
+    assert request.headers == {b"inference-header-content-length": b"3", b"content-length": b"5"}
+    assert request.body == b"abcde" and request.block is None
+
+
+def test_requests_come_in_order(store: Store) -> None:
+    requests = Received(store).feed(b"GET /v2 HTTP/1.1\r\n\r\nGET /x HTTP/1.0\r\n\r\n")
+    assert [request.route for request in requests] == [Route("server_metadata", b"GET"), None]
+    assert requests[0].keep_alive and not requests[1].keep_alive
+    assert requests[1].http_1_0
+
+
+@pytest.mark.parametrize("step", [1000, 1 << 18])
+def test_a_large_body_lands_in_a_block_with_its_tensors_aligned(store: Store, step: int) -> None:
+    received = Received(store)
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request, after] = received.feed(head + LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", step)[:2]
+    assert request.block is not None and request.body == LARGE
+    assert (request.offset + 100) % 64 == 0
+    assert request.block.view[request.offset :] == LARGE
+    assert after.route is not None and after.route.endpoint == "server_metadata"
+    store.free(request.block)
+    assert memory_in_use(store) == 0
+
+
+def test_a_large_raw_body_lands_in_a_block_too(store: Store) -> None:
+    head = INFER + b"Inference-Header-Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request] = Received(store).feed(head + LARGE)
+    assert request.block is not None and request.offset == 0 and request.body == LARGE
+
+
+def test_without_shared_memory_a_large_body_is_collected(tmp_path: Path) -> None:
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request] = Received(Store(str(tmp_path), limit=0)).feed(head + LARGE, 1000)
+    assert request.block is None and request.body == LARGE
+
+
+def test_a_large_json_body_needs_no_block(store: Store) -> None:
+    [request] = Received(store).feed(INFER + b"Content-Length: %d\r\n\r\n" % len(LARGE) + LARGE)
+    assert request.block is None and request.body == LARGE
+
+
+def test_a_refused_body_is_thrown_away(store: Store) -> None:
+    received = Received(store)
+    received.refusal = NotFound("no such model")
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request] = received.feed(head + LARGE, 1000)
+    assert request.refusal is received.refusal and not request.body and request.block is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        (b"", "request JSON size of {} bytes exceeds the maximum allowed input size of 1000 bytes. Use {}"),
+        (
+            b"Inference-Header-Content-Length: 0\r\n",
+            "Raw input has a byte_size ({} bytes) that exceeds the maximum allowed value of 1000 bytes. Use {}",
+        ),
+        (
+            b"Content-Encoding: gzip\r\n",
+            "Decompressed data size exceeds the maximum allowed value of 1000 bytes. Use {1}",
+        ),
+    ],
+)
+def test_a_body_past_the_limit_is_thrown_away(store: Store, headers: bytes, text: str) -> None:
+    head = INFER + headers + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+    [request] = Received(store, max_input_size=1000).feed(head + LARGE, 1000)
+    assert isinstance(request.refusal, InvalidArgument) and not request.body
+    assert str(request.refusal) == text.format(len(LARGE), "--http-max-input-size to increase the limit.")
+
+
+def test_binary_tensors_are_not_limited(store: Store) -> None:
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request] = Received(store, max_input_size=1000).feed(head + LARGE, 1000)
+    assert request.refusal is None and request.body == LARGE
+    chunks = INFER + b"Inference-Header-Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + bytes(2000)
+    [request] = Received(store, max_input_size=1000).feed(chunks + b"\r\n0\r\n\r\n", 100)
+    assert request.refusal is None and len(request.body) == 2000
+
+
+CHUNKED = INFER + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_may_come_in_chunks_of_one_byte(store: Store) -> None:
+    [request] = Received(store).feed(CHUNKED + b"1\r\nx\r\n" * 65536 + b"0\r\n\r\n", 5000)
+    assert request.body == b"x" * 65536
+
+
+def test_too_many_chunks_are_refused(store: Store) -> None:
+    with pytest.raises(
+        BadRequest, match=r"^Chunked request body exceeds maximum of 65536 non-empty chunks\. Send fewer"
+    ):
+        Received(store).feed(CHUNKED + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n", 5000)
+
+
+@pytest.mark.parametrize("length", [b"2147483648", b"99999999999"])
+def test_a_content_length_past_32_bits_is_refused(store: Store, length: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        Received(store).feed(INFER + b"Content-Length: " + length + b"\r\n\r\n")
+    assert str(caught.value) == (
+        "Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ], got: " + length.decode()
+    )
+
+
+@pytest.mark.parametrize("data", [b"hello\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n", CHUNKED + b"zz\r\n"])
+def test_what_is_not_http_is_refused(store: Store, data: bytes) -> None:
+    with pytest.raises(BadRequest):
+        Received(store).feed(data)
+
+
+def test_expect_is_reported_before_the_body(store: Store) -> None:
+    received = Received(store)
+    received.feed(INFER + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\n")
+    assert received.expected == 1 and not received.requests and not received.reader.is_idle
+
+
+def test_an_offer_to_upgrade_is_ignored(store: Store) -> None:
+    offer = b"GET /v2 HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n\r\n"
+    requests = Received(store).feed(offer + b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+    assert [request.route and request.route.endpoint for request in requests] == ["server_metadata", "live"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"-1", "inference header size should be in range (0, {}), got: -1"),
+        (b"99999999", "inference header size should be in range (0, {}), got: 99999999"),
+        (b"abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
+        (
+            b"99999999999",
+            "Unable to parse Inference-Header-Content-Length, value is out of range [ -2147483648, 2147483647 ], got: "
+            "99999999999",
+        ),
+    ],
+)
+def test_a_bad_header_length_spares_the_memory(store: Store, value: bytes, text: str) -> None:
+    head = INFER + b"Inference-Header-Content-Length: %b\r\nContent-Length: %d\r\n\r\n" % (value, len(LARGE))
+    [request] = Received(store).feed(head + LARGE)
+    assert str(request.refusal) == text.format(len(LARGE)) and not request.body
+
+
+def test_closing_frees_the_block_of_an_unfinished_request(store: Store) -> None:
+    received = Received(store)
+    received.feed(INFER + b"Inference-Header-Content-Length: 10\r\nContent-Length: %d\r\n\r\nabc" % len(LARGE))
+    assert memory_in_use(store) > 0
+    received.reader.close()
+    assert memory_in_use(store) == 0

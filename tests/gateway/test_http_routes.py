@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.http_routes import INFER, Endpoints, Response, Route, find_route
+from tests.gateway.fake_bus import FakeBus
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[FakeBus]:
+    bus = FakeBus(str(tmp_path))
+    yield bus
+    bus.close()
+
+
+@pytest.fixture
+def endpoints(bus: FakeBus) -> Endpoints:
+    return Endpoints(bus.plane, 1000)
+
+
+def ask(endpoints: Endpoints, path: str, body: bytes = b"") -> Response:
+    route = find_route(path.encode())
+    assert route is not None
+    return endpoints.answer(route, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v2", Route("server_metadata", b"GET")),
+        ("/v2?x=/v2/health/live", Route("server_metadata", b"GET")),
+        ("http://host/v2/health/live", Route("live", b"GET")),
+        ("/v2/models/m", Route("model_metadata", b"GET", "m")),
+        ("/v2/models/a%20b/versions/01", Route("model_metadata", b"GET", "a%20b", "01")),
+        ("/v2/models/m/infer", Route(INFER, b"POST", "m")),
+        ("/v2/models/m/versions/3/infer", Route(INFER, b"POST", "m", "3")),
+        ("/v2/models/stats", Route("statistics", b"GET")),
+        ("/v2/models/m/stats", Route("statistics", b"GET", "m")),
+        ("/v2/repository/r/index", Route("index", b"POST", name="r")),
+        ("/v2/repository/models/m/unload", Route("load_or_unload", b"POST", "m")),
+        ("/v2/systemsharedmemory/region/r/status", Route("system_regions", b"GET", name="r")),
+        ("/v2/cudasharedmemory/unregister", Route("change_regions", b"POST")),
+    ],
+)
+def test_a_path_is_matched_as_a_whole(path: str, route: Route) -> None:
+    assert find_route(path.encode()) == route
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "", "*", "/v2/", "//v2", "/V2", "/v2/models", "/v2/models//ready", "/v2/models/m/versions/x", "/metrics",
+     "/v2/models/m/versions/-1/infer", "/v2/health/live/", "/v2#x", "/v2/models/m/infer/", "/v2/models/a/b/infer"],
+)  # fmt: skip
+def test_nothing_else_is_a_route(path: str) -> None:
+    assert find_route(path.encode()) is None
+
+
+def test_health_has_no_body(bus: FakeBus, endpoints: Endpoints) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/add_sub/ready"):
+        assert ask(endpoints, path)[:2] == (200, b"")
+    bus.is_live = bus.is_ready = False
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert ask(endpoints, path)[:2] == (400, b"")
+    assert ask(endpoints, "/v2/models/add_sub/ready")[:2] == (400, b'{"error":"Model version not ready"}')
+
+
+def test_health_of_an_exiting_server(endpoints: Endpoints) -> None:
+    endpoints.exiting = True
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert ask(endpoints, path)[:2] == (503, b'{"error":"Server exiting"}')
+
+
+@pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/config", "/v2/models/nope/ready"])
+def test_an_unknown_model_is_not_found(endpoints: Endpoints, path: str) -> None:
+    response = ask(endpoints, path)
+    assert response[:2] == (404, b'{"error":"Request for unknown model: \'nope\' is not found"}')
+
+
+def test_a_models_name_is_tried_as_sent_and_then_decoded(endpoints: Endpoints) -> None:
+    assert json.loads(ask(endpoints, "/v2/models/a%20b").body)["name"] == "a b"
+    assert ask(endpoints, "/v2/models/x%20b").body == b'{"error":"Request for unknown model: \'x%20b\' is not found"}'
+
+
+def test_a_version_is_a_number(endpoints: Endpoints) -> None:
+    assert ask(endpoints, "/v2/models/add_sub/versions/0001").status == 200
+    assert ask(endpoints, "/v2/models/add_sub/versions/99999999999999999999")[:2] == (
+        400,
+        b'{"error":"failed to get model version from specified version string \'99999999999999999999\' (details: '
+        b'stol), version should be an integral value > 0"}',
+    )
+
+
+def test_server_metadata(endpoints: Endpoints) -> None:
+    metadata = json.loads(ask(endpoints, "/v2").body)
+    assert list(metadata) == ["name", "version", "extensions"]
+    assert metadata["name"] == "triton"
+    assert len(metadata["extensions"]) == 13
+
+
+def test_model_metadata(endpoints: Endpoints) -> None:
+    assert ask(endpoints, "/v2/models/id_fp32_b").body == (
+        b'{"name":"id_fp32_b","versions":["1"],"platform":"python","inputs":[{"name":"INPUT0","datatype":"FP32",'
+        b'"shape":[-1,-1,2]}],"outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[-1,-1,2]}]}'
+    )
+
+
+def test_the_configuration_is_the_brokers(endpoints: Endpoints) -> None:
+    assert ask(endpoints, "/v2/models/add_sub/config")[:2] == (200, b'{"name":"add_sub"}')
+
+
+def test_statistics(endpoints: Endpoints) -> None:
+    zero, once = '{"count":0,"ns":0}', '{"count":1,"ns":10}'
+    assert ask(endpoints, "/v2/models/add_sub/versions/1/stats").body.decode() == (
+        '{"model_stats":[{"name":"add_sub","version":"1","last_inference":5,"inference_count":1,"execution_count":1,'
+        f'"inference_stats":{{"success":{once},"fail":{once},"queue":{once},"compute_input":{once},'
+        f'"compute_infer":{once},"compute_output":{once},"cache_hit":{zero},"cache_miss":{zero}}},"response_stats":{{}},'
+        f'"batch_stats":[{{"batch_size":1,"compute_input":{once},"compute_infer":{once},"compute_output":{once}}}],'
+        '"memory_usage":[]}]}'
+    )
+
+
+def test_statistics_of_an_unknown_model_are_a_bad_request(endpoints: Endpoints) -> None:
+    assert ask(endpoints, "/v2/models/nope/stats")[:2] == (
+        400,
+        b'{"error":"requested model \'nope\' is not available"}',
+    )
+
+
+def test_the_index_lists_states_and_reasons(endpoints: Endpoints) -> None:
+    rows = json.loads(ask(endpoints, "/v2/repository/index").body)
+    assert rows[0] == {"name": "a b", "version": "1", "state": "READY"}
+    assert rows[-2:] == [
+        {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "Internal: x"},
+        {"name": "cold"},
+    ]
+
+
+def test_the_index_of_ready_models(endpoints: Endpoints) -> None:
+    rows = json.loads(ask(endpoints, "/v2/repository/index", b'{"ready":true}').body)
+    assert all(row["state"] == "READY" for row in rows)
+    assert len(json.loads(ask(endpoints, "/v2/repository/index", b"[]").body)) == len(rows) + 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b'{"ready":3}', 400, "Invalid value for 'ready': expected a boolean"),
+        (b"{x", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (
+            b" " * 1001,
+            400,
+            "request JSON size of 1001 bytes exceeds the maximum allowed input size of 1000 bytes. Use "
+            "--http-max-input-size to increase the limit.",
+        ),
+    ],
+)
+def test_a_bad_index_request(endpoints: Endpoints, body: bytes, status: int, text: str) -> None:
+    response = ask(endpoints, "/v2/repository/index", body)
+    assert (response.status, json.loads(response.body)) == (status, {"error": text})
+
+
+def test_models_cannot_be_loaded_on_request(endpoints: Endpoints) -> None:
+    text = b'{"error":"explicit model load / unload is not allowed if polling is enabled"}'
+    assert ask(endpoints, "/v2/repository/models/m/load")[:2] == (503, text)
+    text = b'{"error":"\'repository_name\' specification is not supported"}'
+    assert ask(endpoints, "/v2/repository/r/models/m/unload")[:2] == (501, text)
+
+
+def test_client_shared_memory_is_off(endpoints: Endpoints) -> None:
+    assert ask(endpoints, "/v2/systemsharedmemory/status")[:2] == (200, b"[]")
+    assert ask(endpoints, "/v2/cudasharedmemory/region/r/status")[:2] == (
+        404,
+        b'{"error":"Unable to find cuda shared memory region: \'r\'"}',
+    )
+    response = ask(endpoints, "/v2/systemsharedmemory/region/r/register", b"{}")
+    assert response.status == 501
+    assert b"Client shared memory is disabled. Start the server with '--allow-client-shm=true'" in response.body
