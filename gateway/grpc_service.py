@@ -231,18 +231,21 @@ def _answering(kind: Any, answer: Callable[[Message], Message]) -> Callable[[byt
 
 def _resolve(answer: asyncio.Future[bytes], reply: Reply) -> None:
     """The first reply answers; a final one behind it brings nothing new."""
-    try:
-        if answer.done():
-            return
-        if reply.error is not None:
-            raise reply.error
-        version = str(reply.signature.version)
-        pieces = encode_response(reply.signature.model, version, reply.request_id, reply.parameters, reply.outputs)
-        answer.set_result(b"".join(pieces))
-    except ServingError as error:
-        answer.set_exception(error)
-    finally:
-        reply.release()
+    if not answer.done():
+        try:
+            if reply.error is None:
+                answer.set_result(_encode(reply))
+            else:
+                answer.set_exception(reply.error)
+        except ServingError as too_large:
+            answer.set_exception(too_large)
+    reply.release()
+
+
+def _encode(reply: Reply) -> bytes:
+    signature = reply.signature
+    version = str(signature.version)
+    return b"".join(encode_response(signature.model, version, reply.request_id, reply.parameters, reply.outputs))
 
 
 def _duration(duration: Duration) -> Message:
