@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.bus import Frames, ReplySink
 from gateway.dataplane import DataPlane
@@ -33,7 +33,7 @@ def identity(inputs: dict[str, Tensor]) -> list[Tensor]:
 
 def signature(
     name: str,
-    inputs: dict[str, tuple[str, tuple[int, ...]]],
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]],
     max_batch_size: int = 0,
     decoupled: bool = False,
     optional: frozenset[str] = frozenset(),

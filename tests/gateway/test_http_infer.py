@@ -202,7 +202,7 @@ def test_no_outputs_are_an_empty_list(bus: FakeBus) -> None:
 def test_the_largest_classes_come_first(bus: FakeBus) -> None:
     output = OutputTensor("O", "FP32", (4,), struct.pack("<4f", 1, 2.5, -3, 2.25))
     answer = write(bus, [output], InferHeader([], forms={"O": OutputForm(classes=2)}))
-    assert answer.buffers[0].endswith(b'"datatype":"BYTES","shape":[2],"data":["2.500000:1","2.250000:3"]}]}')
+    assert bytes(answer.buffers[0]).endswith(b'"datatype":"BYTES","shape":[2],"data":["2.500000:1","2.250000:3"]}]}')
 
 
 def test_classes_of_a_batch_are_sought_in_each_row(bus: FakeBus) -> None:
