@@ -260,14 +260,14 @@ class Core:
             if configuring.configuring != event.key:  # it had said all
                 return []
             configuring.configuring = None
-            return self._startup.process_died(configuring, configuring.name, now)
+            return self._startup.process_died(configuring, configuring.name, event, now)
         if found is None:
             return []
         version, instance = found
         self._unsent_releases.pop(instance, None)
         self._dirty[version] = None
         if version.state is VersionState.LOADING:
-            failed = self._startup.process_died(version, instance.spec.name, now)
+            failed = self._startup.process_died(version, instance.spec.name, event, now)
             instance.on(InstanceEvent.DIED)
             return failed
         actions = self._recovery.died(version, instance, event, now)

@@ -49,6 +49,10 @@ class StubDied(NamedTuple):
     status: int
     inside: int | None
 
+    @property
+    def cause(self) -> str:
+        return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
+
 
 class LoadModels(NamedTuple):
     """Load these versions; those of one model stand or fall together."""

@@ -47,8 +47,8 @@ class Recovery:
         instance.back_off(now, self._settings)
         version.recorder.restarts += 1
         self._backing_off[instance] = version
-        cause = f"signal {-event.status}" if event.status < 0 else f"exit code {event.status}"
-        fields = {"model": version.name, "version": version.version, "instance": instance.spec.name, "cause": cause}
+        name = instance.spec.name
+        fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         actions.append(Say("error", "a stub process died; it will be restarted", fields))
         # Restart first: an instance that is on its way up is worth waiting for.
         return actions + self.restart_due(now) + self._fail_hopeless(version, now)

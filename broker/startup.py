@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from broker import auto_complete, config_loading
-from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, Watch
+from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.model import ModelVersion, VersionState
 from broker.registry import Registry
@@ -160,9 +160,11 @@ class Startup:
             return self.fail(version, error_of(message.error, message.text), now)
         return [Say("error", "a restarted instance failed", {"instance": instance.spec.name, "cause": message.text})]
 
-    def process_died(self, version: ModelVersion, name: str, now: int) -> list[Action]:
+    def process_died(self, version: ModelVersion, name: str, event: StubDied, now: int) -> list[Action]:
         """A process of a version that is still loading died before it had said why."""
-        return self.fail(version, InternalError(f"Stub process '{name}' is not healthy."), now)
+        failed = self.fail(version, InternalError(f"Stub process '{name}' is not healthy."), now)
+        fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
+        return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
 
     # --- how it ends ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The statistics extension's figures of a model version, out of its recorder (spec of the counts: KServe v2, Triton)."""
+"""The statistics extension's figures of a model version, out of its recorder (counted as KServe v2 and Triton do)."""
 
 from __future__ import annotations
 

@@ -37,9 +37,8 @@ from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
 
 if TYPE_CHECKING:
-    from gateway.http_front import HttpFront
-
     from gateway.grpc_engine import GrpcEngine
+    from gateway.http_front import HttpFront
 
 log = structlog.get_logger()
 
