@@ -184,7 +184,12 @@ class Server:
     """One ``tensorbus serve`` process, on ports of its own choice and with a temporary directory of its own."""
 
     def __init__(
-        self, repository: Path, log: Path, *flags: str, wrapper: Sequence[str] = (), environ: Mapping[str, str] = {}
+        self,
+        repository: Path | str,
+        log: Path,
+        *flags: str,
+        wrapper: Sequence[str] = (),
+        environ: Mapping[str, str] = {},
     ) -> None:
         """``wrapper`` is a command that runs the server's. Of a flag given twice the last counts."""
         self.log = log
@@ -340,7 +345,7 @@ class Server:
         return process
 
     def zombies(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if process.status() == psutil.STATUS_ZOMBIE]
+        return [process for process in self.processes() if _is_zombie(process)]
 
     def shm(self) -> set[str]:
         """Our segments: made since the server's start, and of an owner that is one of our processes or no longer is."""
@@ -381,8 +386,14 @@ class Server:
 
     def left(self) -> list[str]:
         """What there still is of a server that has ended."""
-        alive = [repr(p) for p in self._seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        alive = [repr(process) for process in self._seen if process.is_running() and not _is_zombie(process)]
         return [*alive, *self.shm(), *map(str, self.temporary.iterdir())]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False
 
 
 @contextlib.contextmanager
@@ -390,8 +401,8 @@ def serving(repository: Repository, logs: Path) -> Iterator[Callable[..., Server
     """Gives a function that starts servers. At the end each is told to exit and must leave nothing behind."""
     servers: list[Server] = []
 
-    def start(*flags: str, wait: bool = True, **options: Any) -> Server:
-        server = Server(repository.path, logs / f"server{len(servers)}.log", *flags, **options)
+    def start(*flags: str, wait: bool = True, path: Path | str = repository.path, **options: Any) -> Server:
+        server = Server(path, logs / f"server{len(servers)}.log", *flags, **options)
         servers.append(server)
         return server.wait_ready() if wait else server
 

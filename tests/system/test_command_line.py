@@ -41,9 +41,7 @@ def test_a_repository_must_be_given_and_must_be_there(repository: Repository) ->
 
 
 @pytest.mark.parametrize("service, flag", [("HTTP", "http"), ("GRPC", "grpc")])
-def test_a_taken_port_ends_it_with_the_reason(
-    repository: Repository, start: Start, service: str, flag: str
-) -> None:
+def test_a_taken_port_ends_it_with_the_reason(repository: Repository, start: Start, service: str, flag: str) -> None:
     repository.add("ident")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

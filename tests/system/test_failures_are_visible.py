@@ -84,7 +84,9 @@ def test_a_request_for_an_unknown_model_is_logged(server: Server) -> None:
 
 
 def test_a_client_that_leaves_is_counted(repository: Repository, start: Start) -> None:
-    repository.add("slow", "def execute(self, requests):\n    time.sleep(1)\n    return [respond(r, values(r)) for r in requests]")
+    repository.add(
+        "slow", "def execute(self, requests):\n    time.sleep(1)\n    return [respond(r, values(r)) for r in requests]"
+    )
     server = start()
 
     def leave() -> None:

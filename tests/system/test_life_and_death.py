@@ -55,7 +55,7 @@ def not_healthy(answer: Answer, instance: str) -> bool:
 def test_a_model_that_dies_fails_the_request_inside_it_and_comes_back(
     repository: Repository, start: Start, flag: Flag, cause: str
 ) -> None:
-    """A model called os._exit or crashed in C: its process stayed a zombie, requests hung, model-ready was still 200."""
+    """A model called os._exit or crashed in C: a zombie stayed, requests hung, and model-ready was still 200."""
     code = MORTAL.format(started=str(flag("started")), go=str(flag("go")), death=DEATHS[cause])
     repository.add("die", code)
     server = start()
