@@ -91,8 +91,14 @@ KNOWN_DIFFERENCES = {
     ),
     **{
         f"http JSON {datatype} of zero elements": Difference(
-            "2.51 looks at the datatype of JSON data only where there is some; the reply could not be JSON either",
-            ({"status": 400},),
+            "2.51 looks at the datatype of JSON data only where there is some, and then refuses to answer in JSON",
+            (
+                error(
+                    400,
+                    f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input "
+                    f"IN_{datatype}",
+                ),
+            ),
         )
         for datatype in ("FP16", "BF16")
     },
