@@ -173,8 +173,7 @@ class Checker:
         model = self.signature.model
         if datatype != expected.datatype:
             fail(
-                f"inference input '{name}' data-type is '{datatype}', but model '{model}' expects "
-                f"'{expected.datatype}'"
+                f"inference input '{name}' data-type is '{datatype}', but model '{model}' expects '{expected.datatype}'"
             )
         entry = shape if batch_size is None else shape[1:]
         if not expected.spec.ragged:
