@@ -102,7 +102,7 @@ class ForkServer:
         if verb == "spawn":
             return self._spawn(Start(self._bus, key, title), python)
         for pid in [pid for pid, its_key in self._keys.items() if its_key == key]:
-            kill_group(pid)
+            _kill(pid)
         return None
 
     def _spawn(self, start: Start, python: Optional[str]) -> Optional[Start]:
@@ -154,13 +154,13 @@ class ForkServer:
 
     def _bury(self, pid: int, status: int) -> None:
         # The kernel gives no new process the number of a group that has members, so this hits only the stub's own.
-        kill_group(pid)
+        _kill_group(pid)
         sweep.sweep(self._shm_directory, pid)
         self._tell("exited", self._keys.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _end(self, server_died: bool) -> None:
         for pid in self._keys:
-            kill_group(pid)
+            _kill(pid)
         for pid in list(self._keys):
             self._bury(*os.waitpid(pid, 0))
         if server_died:
@@ -175,8 +175,13 @@ class ForkServer:
             self._server.sendall(json.dumps(words).encode() + b"\n")
 
 
-def kill_group(pid: int) -> None:
-    """SIGKILL a stub and what its model has started."""
+def _kill(pid: int) -> None:
+    """SIGKILL a stub that has not been reaped, wherever its model has moved it, and what its model has started."""
+    os.kill(pid, signal.SIGKILL)
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

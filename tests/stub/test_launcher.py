@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 import zmq
 
 from protocol.codec import decode_from_stub
@@ -118,7 +119,7 @@ def host(tmp_path):
                 finally:
                     await host.launcher.close()
 
-            asyncio.run(main())
+            uvloop.run(main())  # as in the server
         assert not psutil.Process().children(recursive=True)
 
     return run

@@ -492,6 +492,13 @@ def test_forked_stubs_draw_different_random_numbers(broker, model):
     assert len(drawn) == 2
 
 
+def test_forked_stubs_can_use_the_threads_of_numpys_linear_algebra(broker, model):
+    """They do not survive a fork; the library starts them again."""
+    broker.start()
+    broker.serve(model(answering("(np.ones((500, 500)) @ np.ones((500, 500))).sum() / 500**2")))
+    assert broker.values(broker.infer(1)) == [500]
+
+
 # --- log lines --------------------------------------------------------------------------------------------------
 
 
