@@ -424,6 +424,16 @@ def test_compressed_requests_are_read(serve: Serve) -> None:
     with_client(serve, talk)
 
 
+def test_a_message_far_beyond_grpc_s_default_limit_passes_both_ways(serve: Serve) -> None:
+    def talk(triton: client.InferenceServerClient, bus: GrpcBus) -> None:
+        bus.add(signature("typed", "UINT8"), Submitted.echo)
+        array = numpy.arange(16 << 20, dtype=numpy.uint8)
+        result = triton.infer("typed", [tensor(array, "UINT8")])
+        assert numpy.array_equal(result.as_numpy("OUT"), array)
+
+    with_client(serve, talk)
+
+
 # --- ModelStreamInfer ---------------------------------------------------------------------------------------------
 
 
