@@ -92,7 +92,7 @@ class BrokerServer:
         socket.setsockopt(zmq.RCVHWM, 0)  # every message is owed to us: requests in flight bound their number
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.bind(self._bus)
-        self._loop.add_reader(socket.FD, self._turn)
+        self._loop.add_reader(socket.FD, self._on_readable)
 
     def close(self) -> None:
         """After the last stub has gone."""
@@ -133,17 +133,30 @@ class BrokerServer:
         self._inbox.append(event)
 
     def _turn(self) -> None:
-        core = self.core
+        """What the gateway has posted goes first; then whatever that may have hidden in the socket."""
+        now = time.monotonic_ns()
+        inbox, self._inbox = self._inbox, []
+        for event in inbox:
+            self._carry_out(self.core.handle(event, now))
+        if self._dispatch(now) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._on_readable()
+        else:
+            self._set_timer()
+
+    def _on_readable(self) -> None:
+        """The FD has told of input; it will not tell again of what is left in the socket, or came while we sent."""
         while True:
             now = time.monotonic_ns()
-            inbox, self._inbox = self._inbox, []
-            for event in inbox:
-                self._carry_out(core.handle(event, now))
             self._receive(now)
-            self._carry_out(core.dispatch(now))
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not self._dispatch(now) or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
         self._set_timer()
+
+    def _dispatch(self, now: int) -> bool:
+        """Whether anything was sent: then the socket must be looked at again."""
+        actions = self.core.dispatch(now)
+        self._carry_out(actions)
+        return bool(actions)
 
     def _receive(self, now: int) -> None:
         receive, more = self._socket.recv, self._socket.getsockopt
