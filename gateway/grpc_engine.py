@@ -130,9 +130,9 @@ class GrpcEngine:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        self._wake_up_sent = False  # before the deque is emptied: what comes after that must wake us again
+        self._wake_up_sent = False  # before the deque is read: what comes after that must wake us again
         events = self._events
-        while events:
+        for _ in range(len(events)):  # no more: the loop has others to serve
             callback, event = events.popleft()
             try:
                 callback(event)
