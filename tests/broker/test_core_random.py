@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,96 +13,96 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from broker.events import Cancelled, OutputsRead, StopServing
 
 
-def machine(make_bench):
-    class CoreMachine(RuleBasedStateMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stop_at_end = False
-            self.bench = make_bench()
-            self.requests: list[int] = []
-            self.bench.load("m", instances=1)
-            self.bench.load("n", instances=3)
-            self.bench.bring_up()
+class CoreMachine(RuleBasedStateMachine):
+    make_bench: Callable[[], Any]
 
-        @initialize(stop_at_end=st.booleans())
-        def choose_end(self, stop_at_end: bool) -> None:
-            self.stop_at_end = stop_at_end
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop_at_end = False
+        self.bench = type(self).make_bench()
+        self.requests: list[int] = []
+        self.bench.load("m", instances=1)
+        self.bench.load("n", instances=3)
+        self.bench.bring_up()
 
-        @rule(model=st.sampled_from(["m", "n", "unknown"]), count=st.integers(1, 5), turn=st.booleans())
-        def submit(self, model: str, count: int, turn: bool) -> None:
-            self.requests += [self.bench.submit(model) for _ in range(count)]
-            if turn:
-                self.bench.turn()
+    @initialize(stop_at_end=st.booleans())
+    def choose_end(self, stop_at_end: bool) -> None:
+        self.stop_at_end = stop_at_end
 
-        @rule(data=st.data(), count=st.integers(1, 4), execute_ns=st.sampled_from([1_000, 200_000, 10**9]))
-        def answer(self, data, count: int, execute_ns: int) -> None:
-            holding = [key for key in self.bench.alive if self.bench.held(key)]
-            if holding:
-                key = data.draw(st.sampled_from(holding))
-                expected = self.bench.held(key)[0]
-                self.bench.answer(key, count, execute_ns, lease=7)
-                assert self.bench.response(expected) is not None
-                self.bench.tell(OutputsRead(key, 7))
+    @rule(model=st.sampled_from(["m", "n", "unknown"]), count=st.integers(1, 5), turn=st.booleans())
+    def submit(self, model: str, count: int, turn: bool) -> None:
+        self.requests += [self.bench.submit(model) for _ in range(count)]
+        if turn:
+            self.bench.turn()
 
-        @precondition(lambda self: self.bench.alive)
-        @rule(data=st.data(), known=st.booleans())
-        def die(self, data, known: bool) -> None:
-            key = data.draw(st.sampled_from(sorted(self.bench.alive)))
-            held = self.bench.held(key)
-            position = data.draw(st.integers(0, len(held) - 1)) if held else None
-            inside = None if not known else 0 if position is None else self.bench.inside(key, position)
-            self.bench.die(key, inside=inside)
-            if position is not None and known:
-                assert "is not healthy" in self.bench.error(held[position])
+    @rule(data=st.data(), count=st.integers(1, 4), execute_ns=st.sampled_from([1_000, 200_000, 10**9]))
+    def answer(self, data, count: int, execute_ns: int) -> None:
+        holding = [key for key in self.bench.alive if self.bench.held(key)]
+        if holding:
+            key = data.draw(st.sampled_from(holding))
+            expected = self.bench.held(key)[0]
+            self.bench.answer(key, count, execute_ns, lease=7)
+            assert self.bench.response(expected) is not None
+            self.bench.tell(OutputsRead(key, 7))
 
-        @rule(data=st.data())
-        def cancel(self, data) -> None:
-            if self.requests:
-                self.bench.tell(Cancelled(data.draw(st.sampled_from(self.requests))))
+    @precondition(lambda self: self.bench.alive)
+    @rule(data=st.data(), known=st.booleans())
+    def die(self, data, known: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.bench.alive)))
+        held = self.bench.held(key)
+        position = data.draw(st.integers(0, len(held) - 1)) if held else None
+        inside = None if not known else 0 if position is None else self.bench.inside(key, position)
+        self.bench.die(key, inside=inside)
+        if position is not None and known:
+            assert "is not healthy" in self.bench.error(held[position])
 
-        @rule(seconds=st.sampled_from([0.01, 1.0, 40.0]))
-        def sleep(self, seconds: float) -> None:
-            self.bench.sleep(seconds)
+    @rule(data=st.data())
+    def cancel(self, data) -> None:
+        if self.requests:
+            self.bench.tell(Cancelled(data.draw(st.sampled_from(self.requests))))
 
-        @rule()
-        def bring_up(self) -> None:
+    @rule(seconds=st.sampled_from([0.01, 1.0, 40.0]))
+    def sleep(self, seconds: float) -> None:
+        self.bench.sleep(seconds)
+
+    @rule()
+    def bring_up(self) -> None:
+        for key in list(self.bench.alive):
+            if key in self.bench.killed:
+                self.bench.die(key)
+            elif not self.known(key):
+                self.bench.hello(key)
+                self.bench.loaded(key)
+
+    def known(self, key: str) -> bool:
+        found = self.bench.core._roster.serving(key)
+        return found is not None and found[1].state.value not in ("starting", "loading")
+
+    def teardown(self) -> None:
+        """Let everything come to its end."""
+        if self.stop_at_end:
+            self.bench.tell(StopServing())
+        for _ in range(200):
+            if all(self.bench.sinks[one].responses for one in self.requests):
+                break
+            self.bench.sleep(40)
+            self.bring_up()
+            self.bench.turn()
             for key in list(self.bench.alive):
-                if key in self.bench.killed:
-                    self.bench.die(key)
-                elif not self.known(key):
-                    self.bench.hello(key)
-                    self.bench.loaded(key)
-
-        def known(self, key: str) -> bool:
-            found = self.bench.core._roster.serving(key)
-            return found is not None and found[1].state.value not in ("starting", "loading")
-
-        def teardown(self) -> None:
-            """Let everything come to its end."""
-            if self.stop_at_end:
-                self.bench.tell(StopServing())
-            for _ in range(200):
-                if all(self.bench.sinks[one].responses for one in self.requests):
-                    break
-                self.bench.sleep(40)
-                self.bring_up()
-                self.bench.turn()
-                for key in list(self.bench.alive):
-                    if self.bench.held(key):
-                        self.bench.answer(key, 10)
-            for one in self.requests:
-                assert self.bench.response(one) is not None, "lost"
-            for recorder in self.bench.recorder:
-                recorder.check()
-                assert recorder.pending == 0
-
-    return CoreMachine
+                if self.bench.held(key):
+                    self.bench.answer(key, 10)
+        for one in self.requests:
+            assert self.bench.response(one) is not None, "lost"
+        for recorder in self.bench.recorder:
+            recorder.check()
+            assert recorder.pending == 0
 
 
 @pytest.mark.timeout(300)
 def test_no_request_is_lost_or_answered_twice(make_bench):
+    CoreMachine.make_bench = staticmethod(make_bench)
     run_state_machine_as_test(
-        machine(make_bench),
+        CoreMachine,
         settings=settings(
             max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
