@@ -110,16 +110,16 @@ class Core:
             if self._stopping:  # before the look-up: a model that is unloaded already is not unknown
                 raise Unavailable(STOPPING)
             version = self.registry.find(request.model, request.version)
-            dead = version.dead_instance()
-            if dead is not None:
-                raise not_healthy(dead)
         except ServingError as error:
             return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
         batch_size = request.inputs[0].shape[0] if version.config.max_batch_size > 0 and request.inputs else 1
         pending = Pending(request, event.frames, event.sink, batch_size, event.arrived_ns)
+        self._pending[request.id] = (version, pending)
+        dead = version.dead_instance()
+        if dead is not None:
+            return self._fail(version, pending, not_healthy(dead), now)
         version.queue.push(pending)
         version.recorder.queued()
-        self._pending[request.id] = (version, pending)
         self._dirty[version] = None
         return []
 
@@ -130,7 +130,7 @@ class Core:
         version, pending = found
         version.queue.cancel(pending)
         version.recorder.dequeued()
-        return [self._fail(version, pending, Cancellation(""), now)]
+        return self._fail(version, pending, Cancellation(""), now)
 
     # --- it goes to an instance -----------------------------------------------------------------------------------
 
@@ -200,9 +200,7 @@ class Core:
         for pending, response in zip(dispatched.requests, executed.responses, strict=True):
             if response.retained:
                 instance.retained[response.request] = pending
-            if response.error is not None:
-                actions.append(failure(version, pending, response.error[1]))
-            actions.append(self._end(version, pending, response, now, timing, instance.key, frames))
+            actions += self._end(version, pending, response, now, timing, instance.key, frames)
         return actions
 
     def _end(
@@ -214,21 +212,25 @@ class Core:
         timing: Timing | None = None,
         origin: str = "",
         frames: Frames = (),
-    ) -> Answer:
+    ) -> list[Action]:
         """The one terminal transition of a request. ``timing`` is of its execution, None if it had none."""
         del self._pending[pending.request.id]
         total_ns = now - pending.arrived_ns
+        answer = Answer(pending, response, origin, frames)
         if response.error is not None:
-            version.recorder.failed(REASONS.get(response.error[0], BACKEND), total_ns)
-        elif timing is not None:
+            kind, text = response.error
+            reason = REASONS.get(kind, BACKEND)
+            version.recorder.failed(reason, total_ns)
+            return [answer] if reason == CANCELED else [failure(version, pending, text), answer]
+        if timing is not None:
             queue_ns = timing.sent_ns - pending.arrived_ns
             now_ms = now // 1_000_000 + self._epoch_ms
             version.recorder.succeeded(
                 pending.batch_size, total_ns, queue_ns, timing.input_ns, timing.infer_ns, timing.output_ns, now_ms
             )
-        return Answer(pending, response, origin, frames)
+        return [answer]
 
-    def _fail(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> Answer:
+    def _fail(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> list[Action]:
         return self._end(version, pending, refusal(pending.request.id, error), now)
 
     def _outputs_read(self, event: OutputsRead, now: int) -> list[Action]:

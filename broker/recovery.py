@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.events import Action, Answer, InputsReleased, Say, Spawn, StubDied
+from broker.events import Action, InputsReleased, Say, Spawn, StubDied
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.model import ModelVersion
 from broker.queue import Pending
@@ -18,7 +18,7 @@ from broker.settings import BrokerSettings
 from broker.startup import start_process
 from protocol.errors import InternalError, ServingError
 
-Fail = Callable[[ModelVersion, Pending, ServingError, int], Answer]
+Fail = Callable[[ModelVersion, Pending, ServingError, int], list[Action]]
 
 
 def not_healthy(instance: Instance) -> InternalError:
@@ -64,7 +64,7 @@ class Recovery:
         for batch in batches:
             for pending in batch.requests:
                 if batch.id == inside or (pending.requeued and not culprit_known):
-                    actions.append(self._fail(version, pending, not_healthy(instance), now))
+                    actions += self._fail(version, pending, not_healthy(instance), now)
                 else:
                     spared.append(pending)
         self._requeue(version, spared)
@@ -86,7 +86,7 @@ class Recovery:
         actions: list[Action] = []
         for pending in version.queue.drain():
             version.recorder.dequeued()
-            actions.append(self._fail(version, pending, not_healthy(dead), now))
+            actions += self._fail(version, pending, not_healthy(dead), now)
         return actions
 
     def restart_due(self, now: int) -> list[Action]:

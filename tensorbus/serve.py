@@ -24,7 +24,7 @@ from broker.settings import BrokerSettings
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
-from protocol.errors import InternalError, InvalidArgument, ServingError
+from protocol.errors import InternalError, InvalidArgument, ServingError, Unavailable
 from protocol.messages import Handle
 from shm.segment import default_directory
 from shm.store import Reader, Store
@@ -46,8 +46,13 @@ _NONCE_BYTES = 32
 _HOUSEKEEPING_S = 1.0
 
 
+class CannotListen(Exception):
+    """A front found its port taken; ``str(error)`` is the line for the operator."""
+
+
 class Server:
-    """Everything that runs in the process. ``start`` raises ServingError, and then ``stop`` cleans up all the same."""
+    """Everything that runs in the process. ``start`` raises ServingError or CannotListen, and then ``stop`` cleans up
+    all the same."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
@@ -128,17 +133,27 @@ class Server:
         from gateway.grpc_service import GrpcService
 
         address = self._settings.grpc_address
-        self._grpc = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
-        await self._grpc.start()
-        log.info(f"Started GRPCInferenceService at {address}:{self._grpc.port}")
+        engine = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
+        try:
+            await engine.start()
+        except Unavailable as error:
+            raise CannotListen(str(error)) from None
+        self._grpc = engine
+        log.info(f"Started GRPCInferenceService at {address}:{engine.port}")
 
     async def _start_http(self, dataplane: DataPlane) -> None:
-        from gateway.http_front import HttpFront
+        from gateway.http_front import HttpFront, PortInUse
 
         settings = self._settings
-        self._http = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
-        await self._http.start()
-        log.info(f"Started HTTPService at {settings.http_address}:{self._http.port}")
+        front = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
+        try:
+            await front.start()
+        except PortInUse as error:
+            raise CannotListen(str(error)) from None
+        except OSError as error:
+            raise CannotListen(f"failed to start HTTP service: {error}") from None
+        self._http = front
+        log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
 
     def _start_metrics(self) -> None:
         settings = self._settings
@@ -254,6 +269,10 @@ async def serve(settings: ServeSettings) -> int:
     except ServingError as error:
         await server.stop()
         print(f"error: creating server: {error.status_text().replace(': ', ' - ', 1)}", file=sys.stderr)
+        return 1
+    except CannotListen as error:
+        await server.stop()
+        log.error(str(error))
         return 1
     start.cancel()
     if await server.stop():
