@@ -1,7 +1,7 @@
 """Where our answers are meant to differ from those of Triton 2.51, and why.
 
 We follow Triton's HEAD where it changed after 2.51, and do not copy faults. ``ours`` holds what each step's answer
-must contain; an empty one leaves it open. A case that is ``fatal`` is never sent to the real Triton.
+must contain. A case that is ``fatal`` is never sent to the real Triton.
 """
 
 from __future__ import annotations
@@ -80,8 +80,26 @@ KNOWN_DIFFERENCES = {
             ),
         ),
     ),
-    "http shape overflows in bytes": Difference(_OVERFLOW, ({"status": 400},)),
-    "grpc shape of more elements than 64 bits": Difference(_OVERFLOW, ({"code": "INVALID_ARGUMENT"},)),
+    "http shape overflows in bytes": Difference(
+        _OVERFLOW,
+        (
+            error(
+                400,
+                "byte size overflow for input 'INPUT0': element count (4611686018427387904) * data type size (4) exceeds "
+                "maximum allowed size (9223372036854775807)",
+            ),
+        ),
+    ),
+    "grpc shape of more elements than 64 bits": Difference(
+        "2.51 computes the size of a shape with an overflow",
+        (
+            grpc_error(
+                "INVALID_ARGUMENT",
+                "[request id: <id_unknown>] input byte size mismatch for input 'INPUT0' for model 'matrix'. Expected "
+                "36893488147419103232, got 16",
+            ),
+        ),
+    ),
     # --- ours does more, or is stricter, on purpose
     "http model name is not decoded": Difference(
         "ours also looks a name up that is percent-encoded, as clients send it", ({"status": 200},)

@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import socket
+import time
 import zlib
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tests.conformance.requests import JSON_LENGTH, Case, Http, Rpc, Scrape, Step, Stream, http
 
 TIMEOUT_S = 10.0
+SETTLE_S = 0.1
 Answer = dict[str, Any]
 
 # Each is (what differs, what stands for it). The texts may be JSON within JSON, so quotes may be escaped.
@@ -60,7 +62,17 @@ class Replayer:
         self._channel.close()
 
     def answers(self, case: Case) -> list[Answer]:
-        return [self._normalised(self._answer(step)) for step in case.steps]
+        return [
+            self._normalised(self._settled(step) if reads_figures(step) else self._answer(step)) for step in case.steps
+        ]
+
+    def _settled(self, step: Step) -> Answer:
+        """The real Triton counts a request after it has answered it: asks until nothing changes any more."""
+        answer, before = self._answer(step), None
+        while answer != before:
+            time.sleep(SETTLE_S)
+            answer, before = self._answer(step), answer
+        return answer
 
     def _answer(self, step: Step) -> Answer:
         if isinstance(step, Http):
@@ -112,6 +124,13 @@ def _substituted_text(key: str, text: str) -> str:
     for pattern, replacement in _SUBSTITUTES:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def reads_figures(step: Step) -> bool:
+    """Statistics or metrics of a model."""
+    if isinstance(step, Http):
+        return "/stats HTTP" in step.head
+    return isinstance(step, Scrape) or (isinstance(step, Rpc) and step.method == "ModelStatistics")
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------
