@@ -85,8 +85,8 @@ KNOWN_DIFFERENCES = {
         (
             error(
                 400,
-                "byte size overflow for input 'INPUT0': element count (4611686018427387904) * data type size (4) exceeds "
-                "maximum allowed size (9223372036854775807)",
+                "byte size overflow for input 'INPUT0': element count (4611686018427387904) * data type size (4) "
+                "exceeds maximum allowed size (9223372036854775807)",
             ),
         ),
     ),
