@@ -31,8 +31,7 @@ LOADERS = ("import_module", "exec_module", "spec_from_file_location", "run_path"
 DATA_AS_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle"}
 LOADS_CODE_BY_NAME = {
     "stub/user_model.py",  # the user's model
-    "broker/proto.py",  # generated modules of tritonclient, without the client around them
-    "gateway/proto.py",
+    "protocol/kserve.py",  # generated modules of tritonclient, without the client around them
 }
 VAGUE_NAMES = {"utils", "util", "misc", "common", "helpers", "helper", "manager"}
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import numpy
 
 from gateway.bus import Frames, ReplySink
-from gateway.proto import model_config_pb2
 from protocol.errors import InvalidArgument, NotFound, ServingError
+from protocol.kserve import generated
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 from shm.store import Block, Reader, Store
+
+ModelConfig = generated("model_config_pb2").ModelConfig
 
 DATATYPES = {
     "BOOL": numpy.bool_,
@@ -36,7 +38,7 @@ DATATYPES = {
 
 def signature(model: str, datatype: str = "INT32", decoupled: bool = False, max_batch_size: int = 0) -> Signature:
     """One input IN, one output OUT, both [-1]."""
-    config = model_config_pb2.ModelConfig(name=model, platform="", backend="python", max_batch_size=max_batch_size)
+    config = ModelConfig(name=model, platform="", backend="python", max_batch_size=max_batch_size)
     return Signature(
         model,
         1,

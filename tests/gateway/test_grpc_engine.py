@@ -23,13 +23,15 @@ from tritonclient.utils import InferenceServerException
 from gateway.dataplane import DataPlane
 from gateway.grpc_engine import GrpcEngine
 from gateway.grpc_service import GrpcService
-from gateway.proto import model_config_pb2, service_pb2
+from gateway.proto import service_pb2
 from protocol.errors import InternalError, Unavailable
+from protocol.kserve import generated
 from shm.store import Reader, Store
 from tests.gateway.grpc_bus import DATATYPES, GrpcBus, Submitted, signature
 
 SERVICE = "/inference.GRPCInferenceService/"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+ModelConfig = generated("model_config_pb2").ModelConfig
 NUMBERS = numpy.array([1, 2, 3], numpy.int32)
 
 Test = Callable[[GrpcBus, GrpcEngine], Awaitable[None]]
@@ -160,7 +162,7 @@ def test_metadata_and_configuration(serve: Serve) -> None:
         model = triton.get_model_metadata("batched")
         assert (model.name, list(model.versions), model.platform) == ("batched", ["1"], "python")
         assert [(i.name, i.datatype, list(i.shape)) for i in model.inputs] == [("IN", "INT32", [-1, -1])]
-        assert triton.get_model_config("batched", "1").config == model_config_pb2.ModelConfig(
+        assert triton.get_model_config("batched", "1").config == ModelConfig(
             name="batched", backend="python", max_batch_size=8
         )
 
