@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from gateway.dataplane import DataPlane, Reply
+from gateway.grpc_in_flight import SHUTTING_DOWN, InFlight
 from gateway.grpc_stream import InferStream
 from gateway.grpc_tensors import (
     decode_call,
@@ -35,7 +36,6 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 # grpc.health.v1.HealthCheckResponse{status = 1}: SERVING is 1, NOT_SERVING 2.
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
-SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
@@ -45,12 +45,11 @@ Message = Any  # protobuf's classes have no static types
 
 
 class GrpcService:
-    """Invariant: ``_running`` is the number of inferences that have neither answered finally nor been cancelled."""
+    """``infer``, ``stream`` and ``drain`` belong to the loop; nothing here blocks."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
-        self._running = 0
-        self._draining: asyncio.Future[None] | None = None
+        self._in_flight = InFlight()
         self._streams: WeakSet[InferStream] = WeakSet()
         answers: dict[str, Callable[[Message], Message]] = {
             "ServerLive": self._server_live,
@@ -90,7 +89,7 @@ class GrpcService:
     def infer(self, request: bytes) -> asyncio.Future[bytes]:
         """ModelInfer; cancelling the future cancels the request. Both the call and the future raise ServingError. The
         bytes are not needed any more once this has returned."""
-        self.refuse_while_draining()
+        self._in_flight.refuse_while_draining()
         parsed = parse_request(request)
         message = parsed.message
         signature = self.plane.signature(message.model_name, parse_version(message.model_version))
@@ -103,15 +102,15 @@ class GrpcService:
         def on_done(answer: asyncio.Future[bytes]) -> None:
             if answer.cancelled():
                 self.plane.cancel(id)
-            self.finished()
+            self._in_flight.finished()
 
         answer.add_done_callback(on_done)
-        self.started()
+        self._in_flight.started()
         return answer
 
     def stream(self, metadata: Metadata) -> InferStream:
         """A ModelStreamInfer call."""
-        stream = InferStream(self, fail_on_error=("triton_grpc_error", "true") in metadata)
+        stream = InferStream(self.plane, self._in_flight, fail_on_error=("triton_grpc_error", "true") in metadata)
         self._streams.add(stream)
         return stream
 
@@ -119,25 +118,10 @@ class GrpcService:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new inferences, wait for those that run, then end the open streams. False: some still run."""
-        if self._draining is None:
-            self._draining = asyncio.get_running_loop().create_future()
-        if self._running:
-            await asyncio.wait((self._draining,), timeout=timeout_s)
+        all_finished = await self._in_flight.drain(timeout_s)
         for stream in list(self._streams):
             stream.close(Unavailable(SHUTTING_DOWN))
-        return not self._running
-
-    def refuse_while_draining(self) -> None:
-        if self._draining is not None:
-            raise Unavailable(SHUTTING_DOWN)
-
-    def started(self) -> None:
-        self._running += 1
-
-    def finished(self) -> None:
-        self._running -= 1
-        if self._draining is not None and not self._running and not self._draining.done():
-            self._draining.set_result(None)
+        return all_finished
 
     # --- everything else ------------------------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gateway.dataplane import Reply
+from gateway.dataplane import DataPlane, Reply
+from gateway.grpc_in_flight import InFlight
 from gateway.grpc_tensors import (
     ParsedRequest,
     decode_call,
@@ -27,9 +28,6 @@ from gateway.grpc_tensors import (
 )
 from gateway.proto import service_pb2
 from protocol.errors import ServingError
-
-if TYPE_CHECKING:
-    from gateway.grpc_service import GrpcService
 
 FINAL_RESPONSE = "triton_final_response"
 INFER_RESPONSE_TAG = b"\x12"  # ModelStreamInferResponse field 2, length-delimited
@@ -57,8 +55,9 @@ class InferStream(AsyncIterator[bytes]):
     """Invariant: a slot is in ``_running`` until its final reply; a non-decoupled one stays in ``_turns`` until all
     that was asked before it has left."""
 
-    def __init__(self, service: GrpcService, fail_on_error: bool) -> None:
-        self._service = service
+    def __init__(self, plane: DataPlane, in_flight: InFlight, fail_on_error: bool) -> None:
+        self._plane = plane
+        self._in_flight = in_flight
         self._fail_on_error = fail_on_error
         self._running: dict[int, _Slot] = {}
         self._turns: deque[_Slot] = deque()
@@ -106,17 +105,16 @@ class InferStream(AsyncIterator[bytes]):
             self._wake()
 
     def _submit(self, slot: _Slot, parsed: ParsedRequest) -> None:
-        service = self._service
-        service.refuse_while_draining()
-        signature = service.plane.signature(slot.model, parse_version(slot.version))
+        self._in_flight.refuse_while_draining()
+        signature = self._plane.signature(slot.model, parse_version(slot.version))
         slot.decoupled = signature.decoupled
         parameters = decode_parameters(parsed.message)
         slot.empty_final = parameters.empty_final
         call = decode_call(parsed, signature, parameters)
-        slot.id = service.plane.infer(call, partial(self._on_reply, slot))
+        slot.id = self._plane.infer(call, partial(self._on_reply, slot))
         self._running[slot.id] = slot
         self._turns.extend(() if slot.decoupled else (slot,))
-        service.started()
+        self._in_flight.started()
 
     # --- from the data plane --------------------------------------------------------------------------------------
 
@@ -124,7 +122,7 @@ class InferStream(AsyncIterator[bytes]):
         if reply.final:
             slot.finished = True
             del self._running[slot.id]
-            self._service.finished()
+            self._in_flight.finished()
         if reply.error is not None and self._fail_on_error:
             reply.release()
             self._abandon()
@@ -156,8 +154,8 @@ class InferStream(AsyncIterator[bytes]):
 
     def _abandon(self) -> None:
         for id in self._running:
-            self._service.plane.cancel(id)
-            self._service.finished()
+            self._plane.cancel(id)
+            self._in_flight.finished()
         self._running.clear()
         for slot in self._turns:
             self._ready.extend((slot, entry) for entry in slot.held)
