@@ -88,17 +88,18 @@ def together(clients: int, jobs: Sequence[Callable[[], T]], timeout_s: float = 6
 
 
 class Background:
-    """Calls ``work`` again and again in threads until told to stop; an exception of it is raised by ``stop``."""
+    """Calls ``work`` in threads until told to stop, or so many times; an exception of it is raised by ``stop``."""
 
-    def __init__(self, threads: int, work: Callable[[], T]) -> None:
+    def __init__(self, threads: int, work: Callable[[], T], times: int = sys.maxsize) -> None:
         self.results: list[Any] = []
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(threads)
-        self._futures = [self._pool.submit(self._run, work) for _ in range(threads)]
+        self._futures = [self._pool.submit(self._run, work, times) for _ in range(threads)]
 
-    def _run(self, work: Callable[[], T]) -> None:
-        while not self._stop.is_set():
+    def _run(self, work: Callable[[], T], times: int) -> None:
+        while times and not self._stop.is_set():
             self.results.append(work())
+            times -= 1
 
     def stop(self, timeout_s: float = 60.0) -> list[Any]:
         self._stop.set()
@@ -324,16 +325,12 @@ class Server:
         return []
 
     def _titled(self, title: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                if " ".join(process.cmdline()).startswith(title) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return [process for process in self.processes() if title_of(process).startswith(title)]
 
     def stubs(self, model: str = "") -> list[psutil.Process]:
-        """Living stub processes, of one model if given."""
-        return self._titled(f"tensorbus stub: {model}:" if model else "tensorbus stub: ")
+        """Living instances, of one model if given."""
+        found = self._titled(f"tensorbus stub: {model}:" if model else "tensorbus stub: ")
+        return [process for process in found if "auto_complete_config" not in title_of(process)]
 
     def stub(self, model: str) -> psutil.Process:
         """Of the one instance."""
@@ -388,6 +385,13 @@ class Server:
         """What there still is of a server that has ended."""
         alive = [repr(process) for process in self._seen if process.is_running() and not _is_zombie(process)]
         return [*alive, *self.shm(), *map(str, self.temporary.iterdir())]
+
+
+def title_of(process: psutil.Process) -> str:
+    """ "" of one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _is_zombie(process: psutil.Process) -> bool:

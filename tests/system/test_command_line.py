@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -27,8 +26,7 @@ def test_an_unknown_flag_ends_it_with_the_reason() -> None:
 def test_a_value_that_cannot_be_read_ends_it_with_the_reason() -> None:
     code, reason = last_line_of("--model-repository=/tmp", "--http-port=many")
     assert code == 1
-    assert "http-port" in reason
-    assert "many" in reason
+    assert reason == "Invalid option value. Got many"
 
 
 def test_a_repository_must_be_given_and_must_be_there(repository: Repository) -> None:
@@ -50,7 +48,7 @@ def test_a_taken_port_ends_it_with_the_reason(repository: Repository, start: Sta
         server = start(f"--{flag}-port={port}", wait=False)
         assert server.wait(20) == 1
     expected = f"failed to start {service} service: Unavailable - Socket '127.0.0.1:{port}' already in use"
-    assert server.text().splitlines()[-1].endswith(expected)
+    assert server.lines("E", expected)
     assert "Traceback" not in server.text()
 
 
@@ -87,12 +85,12 @@ def test_the_log_shows_what_is_served_and_where(repository: Repository, start: S
     assert [row for row in rows if row not in text] == []
 
 
-def test_a_server_with_one_small_model_is_up_in_three_seconds(repository: Repository, start: Start) -> None:
+def test_starting_with_one_small_model_takes_less_than_two_seconds_of_cpu(repository: Repository, start: Start) -> None:
     repository.add("ident")
-    began = time.monotonic()
     server = start()
     assert server.ready()
-    assert time.monotonic() - began < 3
+    times = [process.cpu_times() for process in server.processes()]
+    assert sum(time.user + time.system for time in times) < 2
 
 
 def test_a_log_file_takes_the_log(repository: Repository, start: Start) -> None:

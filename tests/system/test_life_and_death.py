@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.system.conftest import Answer, Background, Repository, Server, Start, eventually, together
+from tests.system.conftest import Answer, Background, Repository, Server, Start, eventually, title_of, together
 
 Flag = Callable[[str], Path]
 
@@ -168,7 +168,7 @@ def test_while_one_instance_is_dead_the_others_serve(repository: Repository, sta
     """
     repository.add("die", code.format(started=str(flag("started")), go=str(flag("go"))), instances=2)
     server = start()
-    (second,) = [stub for stub in server.stubs("die") if "die_0_1" in " ".join(stub.cmdline())]
+    (second,) = [stub for stub in server.stubs("die") if "die_0_1" in title_of(stub)]
 
     second.kill()
     eventually(lambda: not server.ready("die"))
@@ -290,7 +290,7 @@ def failing(call: Callable[[], Answer]) -> str:
 def test_a_server_killed_while_it_loads_leaves_nothing(repository: Repository, start: Start, flag: Flag) -> None:
     repository.add("slow", f"def initialize(self, args):\n    wait_for({str(flag('never'))!r})")
     server = start(wait=False)
-    eventually(lambda: any("slow_0_0" in " ".join(stub.cmdline()) for stub in server.stubs()))
+    eventually(lambda: any("slow_0_0" in title_of(stub) for stub in server.stubs()))
     killed_server_leaves_nothing(server)
 
 

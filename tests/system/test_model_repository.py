@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.system.conftest import CONFIG, Repository, Start, eventually
+from tests.system.conftest import CONFIG, Repository, Start, eventually, title_of
 
 VERSION = """
 def initialize(self, args):
@@ -67,7 +67,7 @@ def test_a_model_may_complete_its_own_configuration(repository: Repository, star
     answer = server.get("/v2/models/twice/config").json
     assert [(tensor["name"], tensor["data_type"]) for tensor in answer["input"]] == [("IN", "TYPE_FP32")]
     assert server.get("/v2/models/twice").json["outputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [-1]}]
-    eventually(lambda: len(server.stubs("twice")) == 1, 5, "the process that completed it is gone")
+    eventually(lambda: len(server.processes()) == 3, 5, "server, fork server and instance are left")
 
 
 def test_without_auto_completion_an_absent_configuration_is_an_error(repository: Repository, start: Start) -> None:
@@ -93,7 +93,7 @@ def test_instances_are_as_many_and_named_as_configured(repository: Repository, s
     repository.add("m", code, config=config % 2 + 'instance_group [{ name: "extra" kind: KIND_CPU count: 1 }]')
     server = start()
     assert len(server.stubs("m")) == 3
-    titles = " ".join(" ".join(stub.cmdline()) for stub in server.stubs("m"))
+    titles = " ".join(map(title_of, server.stubs("m")))
     names = ["m_0_0", "m_0_1", "extra_0"]
     assert [name for name in names if name not in titles] == []
 
