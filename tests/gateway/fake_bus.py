@@ -1,83 +1,126 @@
-"""A broker and its stubs in memory, for tests of the fronts: answers on the next turn of the loop."""
+"""A broker of plain functions for tests of the gateway: no process, real shared memory on both sides."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
 
 from gateway.bus import Frames, ReplySink
 from gateway.dataplane import DataPlane
 from protocol.datatypes import BY_NAME
-from protocol.errors import InvalidArgument, NotFound
+from protocol.errors import InvalidArgument, NotFound, ServingError
+from protocol.kserve import generated
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 from shm.store import Block, Reader, Store
 
-Tensor = tuple[str, str, tuple[int, ...], bytes]
-Model = Callable[[dict[str, Tensor]], list[Tensor]]
+ModelConfig = generated("model_config_pb2").ModelConfig
+
+Tensor = tuple[str, str, tuple[int, ...], bytes]  # name, datatype, shape, data
 
 
-def add_sub(inputs: dict[str, Tensor]) -> list[Tensor]:
-    a, b = (array("f", inputs[name][3]) for name in ("INPUT0", "INPUT1"))
-    shape = inputs["INPUT0"][2]
-    added = array("f", [x + y for x, y in zip(a, b, strict=True)]).tobytes()
-    subtracted = array("f", [x - y for x, y in zip(a, b, strict=True)]).tobytes()
-    return [("OUTPUT0", "FP32", shape, added), ("OUTPUT1", "FP32", shape, subtracted)]
+def output_name(name: str) -> str:
+    """OUT of IN, OUTPUT0 of INPUT0."""
+    return name.replace("IN", "OUT", 1)
 
 
-def identity(inputs: dict[str, Tensor]) -> list[Tensor]:
-    return [(name.replace("INPUT", "OUTPUT"), *rest) for name, *rest in inputs.values()]  # type: ignore[misc]
+@dataclass(eq=False)
+class Submitted:
+    """A request inside the broker. Outputs go to the fake stub's shared memory."""
+
+    bus: FakeBus
+    request: Request
+    frames: Frames
+    sink: ReplySink
+    cancelled: bool = False
+
+    def inputs(self) -> list[Tensor]:
+        return [(ref.name, ref.datatype, ref.shape, bytes(self._data(ref))) for ref in self.request.inputs]
+
+    def _data(self, ref: TensorRef) -> memoryview | bytes:
+        return self.frames[ref.place] if isinstance(ref.place, int) else self.bus.stub_reader.view(*ref.place)
+
+    def run(self) -> None:
+        """Let its model answer."""
+        self.bus.models[self.request.model](self)
+
+    def answer(
+        self,
+        outputs: list[Tensor] | None = None,
+        error: ServingError | None = None,
+        final: bool = True,
+        parameters: Parameters | None = None,
+    ) -> None:
+        wanted = self.request.outputs
+        lease, refs = self.bus.place([row for row in outputs or [] if not wanted or row[0] in wanted])
+        failure = None if error is None else (int(error.kind), str(error))
+        self.sink.on_response(Response(self.request.id, refs, lease, failure, parameters or {}, final), "stub", ())
+
+    def echo(self, final: bool = True, parameters: Parameters | None = None) -> None:
+        outputs = [(output_name(name), *rest) for name, *rest in self.inputs()]
+        self.answer(outputs, final=final, parameters=parameters)  # type: ignore[arg-type]
+
+
+Model = Callable[[Submitted], None]
+
+
+def add_sub(entry: Submitted) -> None:
+    (_, _, shape, first), (_, _, _, second) = entry.inputs()
+    pairs = list(zip(array("f", first), array("f", second), strict=True))
+    added = array("f", [a + b for a, b in pairs]).tobytes()
+    subtracted = array("f", [a - b for a, b in pairs]).tobytes()
+    entry.answer([("OUTPUT0", "FP32", shape, added), ("OUTPUT1", "FP32", shape, subtracted)])
 
 
 def signature(
-    name: str,
-    inputs: Mapping[str, tuple[str, tuple[int, ...]]],
+    model: str,
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]] | None = None,
     max_batch_size: int = 0,
     decoupled: bool = False,
     optional: frozenset[str] = frozenset(),
 ) -> Signature:
-    ins = tuple(TensorSpec(key, *spec, optional=key in optional) for key, spec in inputs.items())
-    outs = tuple(TensorSpec(key.replace("INPUT", "OUTPUT"), *spec) for key, spec in inputs.items())
-    return Signature(name, 1, "python", max_batch_size, decoupled, ins, outs, f'{{"name":"{name}"}}', b"")
-
-
-def default_models() -> dict[str, tuple[Signature, Model]]:
-    two = {"INPUT0": ("FP32", (16,)), "INPUT1": ("FP32", (16,))}
-    pair = {"INPUT0": ("FP32", (2,)), "INPUT1": ("FP32", (2,))}
-    models: dict[str, tuple[Signature, Model]] = {
-        "add_sub": (signature("add_sub", two), add_sub),
-        "add_sub_b": (signature("add_sub_b", two, max_batch_size=8), add_sub),
-        "id_fp32_b": (signature("id_fp32_b", {"INPUT0": ("FP32", (-1, 2))}, max_batch_size=4), identity),
-        "id_string1": (signature("id_string1", {"INPUT0": ("BYTES", (1,))}), identity),
-        "opt": (signature("opt", pair, optional=frozenset({"INPUT1"})), identity),
-        "dec": (signature("dec", {"INPUT0": ("FP32", (2,))}, decoupled=True), identity),
-        "a b": (signature("a b", {"INPUT0": ("FP32", (2,))}), identity),
-    }
-    for row in BY_NAME.values():
-        name = "id_" + row.config_name.removeprefix("TYPE_").lower()
-        models[name] = (signature(name, {"INPUT0": (row.name, (-1,))}), identity)
-    return models
+    """An output for each input, of its type and shape. Without ``inputs`` one IN of INT32[-1]."""
+    described = (inputs or {"IN": ("INT32", (-1,))}).items()
+    return Signature(
+        model,
+        1,
+        "python",
+        max_batch_size,
+        decoupled,
+        tuple(TensorSpec(name, *spec, optional=name in optional) for name, spec in described),
+        tuple(TensorSpec(output_name(name), *spec) for name, spec in described),
+        f'{{"name":"{model}"}}',
+        ModelConfig(name=model, backend="python", max_batch_size=max_batch_size).SerializeToString(),
+    )
 
 
 class FakeBus:
-    """``held`` keeps requests unanswered until ``answer`` is called; ``error`` is the answer to all requests."""
+    """Models are functions that are called one turn of the loop after ``submit``. With ``hold``, and for what has no
+    function, requests wait in ``held`` until the test answers them."""
 
     def __init__(self, directory: str) -> None:
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
-        self.models = default_models()
-        self.requests: list[Request] = []
-        self.cancelled: list[int] = []
-        self.leases: dict[int, Block] = {}
-        self.hold = False
-        self.held: list[tuple[Request, Frames, ReplySink]] = []
-        self.error: tuple[int, str] | None = None
-        self.parameters: Parameters = {}
-        self.is_live = self.is_ready = True
         self.plane = DataPlane(self, self.gateway_store, Reader(directory), "triton")
+        self.signatures: dict[str, Signature] = {}
+        self.models: dict[str, Model] = {}
+        self.submitted: list[Submitted] = []
+        self.held: list[Submitted] = []
+        self.hold = False
+        self.is_live = self.is_ready = True
+        self.leases: dict[int, Block] = {}
+        self._lease = count(1)
+        self._news = asyncio.Event()
+
+    def add(self, signature: Signature, model: Model | None = None) -> None:
+        self.signatures[signature.model] = signature
+        if model is not None:
+            self.models[signature.model] = model
 
     def close(self) -> None:
         self.plane.reader.close()
@@ -85,54 +128,48 @@ class FakeBus:
         self.gateway_store.close()
         self.stub_store.close()
 
-    # --- Bus ----------------------------------------------------------------------------------------------------
-
-    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
-        self.requests.append(request)
-        if self.hold:
-            self.held.append((request, frames, sink))
-        else:
-            asyncio.get_running_loop().call_soon(self.answer, request, frames, sink)
-
-    def answer(self, request: Request, frames: Frames, sink: ReplySink) -> None:
-        if self.error is not None:
-            sink.on_response(Response(request.id, [], error=self.error), "stub", [])
-            return
-        inputs: dict[str, Tensor] = {}
-        for name, datatype, shape, place in request.inputs:
-            data = frames[place] if isinstance(place, int) else self.stub_reader.view(*place)
-            inputs[name] = (name, datatype, shape, bytes(data))
-        wanted = request.outputs
-        outputs = [row for row in self.models[request.model][1](inputs) if not wanted or row[0] in wanted]
-        refs, lease = self._placed(outputs, request.id)
-        sink.on_response(Response(request.id, refs, lease, parameters=self.parameters), "stub", [])
-
-    def _placed(self, outputs: list[Tensor], lease: int) -> tuple[list[TensorRef], int]:
-        block = self.stub_store.allocate(sum(len(row[3]) + 64 for row in outputs) or 1)
+    def place(self, outputs: list[Tensor]) -> tuple[int, list[TensorRef]]:
+        if not outputs:
+            return 0, []
+        lease = next(self._lease)
+        block = self.leases[lease] = self.stub_store.allocate(sum(len(row[3]) + 64 for row in outputs))
         refs, position = [], 0
         for name, datatype, shape, data in outputs:
             block.view[position : position + len(data)] = data
             refs.append(TensorRef(name, datatype, shape, Handle(block.segment, block.offset + position, len(data))))
             position += (len(data) + 63) & ~63
-        self.leases[lease] = block
-        return refs, lease
+        return lease, refs
+
+    # --- the Bus --------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
+        entry = Submitted(self, request, frames, sink)
+        self.submitted.append(entry)
+        if self.hold or request.model not in self.models:
+            self.held.append(entry)
+        else:
+            asyncio.get_running_loop().call_soon(entry.run)
+        self._news.set()
 
     def cancel(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
+        for entry in self.submitted:
+            if entry.request.id == request_id:
+                entry.cancelled = True
+        self._news.set()
 
     def release(self, origin: str, lease: int) -> None:
         self.stub_store.free(self.leases.pop(lease))
 
     def signature(self, model: str, version: int) -> Signature:
-        if model not in self.models:
+        found = self.signatures.get(model)
+        if found is None:
             raise NotFound(f"Request for unknown model: '{model}' is not found")
-        if version not in (-1, 1):
+        if version not in (-1, found.version):
             raise NotFound(f"Request for unknown model: '{model}' version {version} is not found")
-        return self.models[model][0]
+        return found
 
     def versions(self, model: str) -> list[int]:
-        self.signature(model, -1)
-        return [1]
+        return [self.signature(model, -1).version]
 
     def live(self) -> bool:
         return self.is_live
@@ -145,18 +182,48 @@ class FakeBus:
         return self.is_ready
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
-        if model and model not in self.models:
+        """Durations are numbered, in the order of the fields."""
+        if model and model not in self.signatures:
             raise InvalidArgument(f"requested model '{model}' is not available")
-        if version not in (-1, 1):
-            raise InvalidArgument(f"requested model version is not available for model '{model}'")
-        once = Duration(1, 10)
-        figures = InferStatistics(once, once, once, once, once, once, Duration(0, 0), Duration(0, 0))
-        batches = [BatchStatistics(1, once, once, once)]
-        return [ModelStatistics(name, 1, 5, 1, 1, figures, batches) for name in ([model] if model else self.models)]
+        durations = (Duration(number, number * 10) for number in count(1))
+        figures = InferStatistics(*(next(durations) for _ in range(8)))
+        batches = [BatchStatistics(4, *(next(durations) for _ in range(3)))]
+        names = [model] if model else self.signatures
+        return [ModelStatistics(name, 1, 1234, 5, 6, figures, batches) for name in names]
 
     def index(self, ready: bool) -> list[IndexEntry]:
-        rows = [IndexEntry(name, 1, "READY") for name in sorted(self.models)]
+        rows = [IndexEntry(name, 1, "READY") for name in sorted(self.signatures)]
         return rows if ready else [*rows, IndexEntry("bad", 1, "UNAVAILABLE", "Internal: x"), IndexEntry("cold", 0, "")]
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    async def wait_for(self, number: int) -> list[Submitted]:
+        """The first requests, once so many are here."""
+        await self._until(lambda: len(self.submitted) >= number)
+        return self.submitted[:number]
+
+    async def wait_for_cancel(self, index: int) -> None:
+        await self._until(lambda: self.submitted[index].cancelled)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 10)
+
+
+def add_models(bus: FakeBus) -> None:
+    """add_sub, identities of every datatype, and others."""
+    two, one = {"INPUT0": ("FP32", (16,)), "INPUT1": ("FP32", (16,))}, {"INPUT0": ("FP32", (2,))}
+    bus.add(signature("add_sub", two), add_sub)
+    bus.add(signature("add_sub_b", two, max_batch_size=8), add_sub)
+    bus.add(signature("id_fp32_b", {"INPUT0": ("FP32", (-1, 2))}, max_batch_size=4), Submitted.echo)
+    bus.add(signature("id_string1", {"INPUT0": ("BYTES", (1,))}), Submitted.echo)
+    bus.add(signature("opt", {**one, "INPUT1": ("FP32", (2,))}, optional=frozenset({"INPUT1"})), Submitted.echo)
+    bus.add(signature("dec", one, decoupled=True), Submitted.echo)
+    bus.add(signature("a b", one), Submitted.echo)
+    for row in BY_NAME.values():
+        name = "id_" + row.config_name.removeprefix("TYPE_").lower()
+        bus.add(signature(name, {"INPUT0": (row.name, (-1,))}), Submitted.echo)
 
 
 def memory_in_use(store: Store) -> int:

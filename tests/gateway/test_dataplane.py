@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,10 @@ from gateway.dataplane import DataPlane, InferCall, InputTensor, Reply
 from protocol.errors import InvalidArgument, NotFound, Unavailable
 from protocol.messages import Handle, Response, TensorRef
 from shm.store import Store
-from tests.gateway.fake_bus import FakeBus, memory_in_use
+from tests.gateway.fake_bus import FakeBus, Submitted, memory_in_use
 
 ONES = struct.pack("<16f", *[1.0] * 16)
 TWOS = struct.pack("<16f", *[2.0] * 16)
-
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Iterator[FakeBus]:
-    bus = FakeBus(str(tmp_path))
-    yield bus
-    bus.close()
 
 
 def add_sub_call(**changes: object) -> InferCall:
@@ -65,9 +59,9 @@ def test_outputs_are_views_until_the_reply_is_released(bus: FakeBus) -> None:
 def test_inputs_lie_aligned_in_one_block(bus: FakeBus) -> None:
     call = InferCall("id_string", -1, [InputTensor("INPUT0", "BYTES", [1], b"\1\0\0\0x")])
     replies(bus, call, add_sub_call())
-    for request in bus.requests:
+    for request in (entry.request for entry in bus.submitted):
         assert all(isinstance(ref.place, Handle) and ref.place.offset % 64 == 0 for ref in request.inputs)
-    assert len({ref.place.segment for ref in bus.requests[1].inputs if isinstance(ref.place, Handle)}) == 1
+    assert len({ref.place.segment for ref in bus.submitted[1].request.inputs if isinstance(ref.place, Handle)}) == 1
 
 
 def test_a_request_carries_what_the_client_asked(bus: FakeBus) -> None:
@@ -83,7 +77,7 @@ def test_a_request_carries_what_the_client_asked(bus: FakeBus) -> None:
             timeout_us=9,
         ),
     )
-    [request] = bus.requests
+    request = bus.submitted[0].request
     assert (request.version, request.request_id, request.outputs, request.parameters) == (
         1,
         "a",
@@ -102,7 +96,7 @@ def test_inputs_that_lie_in_the_calls_block_are_not_copied(bus: FakeBus) -> None
     ]
     [reply] = replies(bus, InferCall("add_sub", -1, inputs, block=block))
     assert struct.unpack("<16f", reply.outputs[1].data) == (-1.0,) * 16
-    assert [ref.place for ref in bus.requests[0].inputs] == [
+    assert [ref.place for ref in bus.submitted[0].request.inputs] == [
         Handle(block.segment, block.offset, 64),
         Handle(block.segment, block.offset + 64, 64),
     ]
@@ -112,30 +106,30 @@ def test_inputs_that_lie_in_the_calls_block_are_not_copied(bus: FakeBus) -> None
 def test_without_shared_memory_inputs_travel_as_frames(bus: FakeBus, tmp_path: Path) -> None:
     bus.plane.store = Store(str(tmp_path), limit=0)
     [reply] = replies(bus, add_sub_call())
-    assert [ref.place for ref in bus.requests[0].inputs] == [0, 1]
+    assert [ref.place for ref in bus.submitted[0].request.inputs] == [0, 1]
     assert struct.unpack("<16f", reply.outputs[0].data) == (3.0,) * 16
 
 
 def test_outputs_may_come_as_frames(bus: FakeBus) -> None:
     bus.hold = True
     found = replies(bus, add_sub_call())
-    request, _, sink = bus.held[0]
-    sink.on_response(Response(request.id, [TensorRef("OUTPUT0", "FP32", (16,), 0)]), "stub", [TWOS])
+    [entry] = bus.held
+    entry.sink.on_response(Response(entry.request.id, [TensorRef("OUTPUT0", "FP32", (16,), 0)]), "stub", [TWOS])
     assert found[0].outputs[0].data == TWOS
 
 
 def test_a_handle_that_leads_nowhere_becomes_an_error_without_the_segments_name(bus: FakeBus) -> None:
     bus.hold = True
     found = replies(bus, add_sub_call())
-    request, _, sink = bus.held[0]
+    [entry] = bus.held
     bad = TensorRef("OUTPUT0", "FP32", (16,), Handle("tensorbus-1-" + "0" * 32, 128, 64))
-    sink.on_response(Response(request.id, [bad]), "stub", [])
+    entry.sink.on_response(Response(entry.request.id, [bad]), "stub", [])
     assert str(found[0].error) == "failed to read the outputs of model 'add_sub'"
     assert not found[0].outputs
 
 
 def test_an_error_of_the_model_is_the_replys(bus: FakeBus) -> None:
-    bus.error = (4, "Stub process 'x' is not healthy.")
+    bus.models["add_sub"] = partial(Submitted.answer, error=Unavailable("Stub process 'x' is not healthy."))
     [reply] = replies(bus, add_sub_call())
     assert isinstance(reply.error, Unavailable) and str(reply.error) == "Stub process 'x' is not healthy."
     assert memory_in_use(bus.gateway_store) == 0
@@ -154,9 +148,9 @@ def test_a_refused_call_gives_its_block_back(bus: FakeBus) -> None:
 def test_a_cancelled_call_gets_no_reply_and_keeps_its_memory_until_the_broker_answers(bus: FakeBus) -> None:
     bus.hold = True
     found = replies(bus, add_sub_call(), then=lambda plane, id: plane.cancel(id))
-    assert bus.cancelled == [bus.requests[0].id]
+    assert bus.held[0].cancelled
     assert memory_in_use(bus.gateway_store) > 0
-    bus.answer(*bus.held[0])
+    bus.held[0].run()
     assert not found
     assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
 
@@ -164,20 +158,20 @@ def test_a_cancelled_call_gets_no_reply_and_keeps_its_memory_until_the_broker_an
 def test_retained_inputs_are_freed_when_the_model_lets_go(bus: FakeBus) -> None:
     bus.hold = True
     found = replies(bus, add_sub_call())
-    request, _, sink = bus.held[0]
-    sink.on_response(Response(request.id, [], retained=True), "stub", [])
+    [entry] = bus.held
+    entry.sink.on_response(Response(entry.request.id, [], retained=True), "stub", [])
     assert found[0].final and memory_in_use(bus.gateway_store) > 0
-    sink.on_inputs_released()
+    entry.sink.on_inputs_released()
     assert memory_in_use(bus.gateway_store) == 0
 
 
 def test_inputs_stay_until_the_final_response(bus: FakeBus) -> None:
     bus.hold = True
     found = replies(bus, add_sub_call())
-    request, _, sink = bus.held[0]
-    sink.on_response(Response(request.id, [], final=False), "stub", [])
+    [entry] = bus.held
+    entry.sink.on_response(Response(entry.request.id, [], final=False), "stub", [])
     assert memory_in_use(bus.gateway_store) > 0 and not found[0].final
-    sink.on_response(Response(request.id, []), "stub", [])
+    entry.sink.on_response(Response(entry.request.id, []), "stub", [])
     assert memory_in_use(bus.gateway_store) == 0 and not bus.plane.pending
 
 

@@ -21,7 +21,7 @@ from gateway.grpc_tensors import (
 )
 from gateway.proto import service_pb2
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
-from tests.gateway.grpc_bus import signature
+from tests.gateway.fake_bus import signature
 
 Request = service_pb2.ModelInferRequest
 Contents = service_pb2.InferTensorContents

@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ import pytest
 import uvloop
 
 from gateway.http_front import HttpFront, PortInUse
-from tests.gateway.fake_bus import FakeBus, memory_in_use
+from protocol.errors import error_of
+from tests.gateway.fake_bus import FakeBus, Submitted, add_models, memory_in_use
 
 ONES = struct.pack("<16f", *[1.0] * 16)
 INPUTS = [
@@ -86,14 +88,15 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     async def stand(test: Callable[[Stand], Awaitable[None]]) -> None:
         bus = FakeBus(str(tmp_path))
+        add_models(bus)
         front = HttpFront(bus.plane, "127.0.0.1", 0)
         await front.start()
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await test(Stand(bus, front))
                 await front.close()
-            for call in bus.held:
-                bus.answer(*call)
+            for entry in bus.held:
+                entry.run()
             assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
         finally:
             await front.close()
@@ -165,7 +168,7 @@ def test_a_connection_is_used_again(run: Run) -> None:
             for _ in range(50):
                 assert (await client.ask(add_sub())).status == 200
                 assert (await client.ask(LIVE)).status == 200
-        assert len(stand.bus.requests) == 50
+        assert len(stand.bus.submitted) == 50
 
     run(test)
 
@@ -191,10 +194,10 @@ def test_only_one_request_of_a_connection_runs_at_a_time(run: Run) -> None:
             async with stand.client() as other:  # its answer shows that the loop has turned
                 assert (await other.ask(LIVE)).status == 200
             assert len(stand.bus.held) == 1
-            stand.bus.answer(*stand.bus.held.pop())
+            stand.bus.held.pop().run()
             assert (await client.reply()).json()["id"] == "first"
             await stand.until(lambda: stand.bus.held)
-            stand.bus.answer(*stand.bus.held.pop())
+            stand.bus.held.pop().run()
             assert (await client.reply()).json()["id"] == "second"
             assert (await client.reply()).status == 200
 
@@ -230,7 +233,7 @@ def test_a_large_reply_keeps_its_memory_until_the_client_has_it(run: Run) -> Non
         data = bytes(16 << 20)
         async with stand.client() as client:
             client.send(identity(data))
-            await stand.until(lambda: stand.bus.requests and not stand.bus.plane.pending)
+            await stand.until(lambda: stand.bus.submitted and not stand.bus.plane.pending)
             assert memory_in_use(stand.bus.stub_store) > len(data)
             assert (await client.reply()).body.endswith(data)
             await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
@@ -243,7 +246,7 @@ def test_a_client_that_leaves_amid_a_large_reply_gives_its_memory_back(run: Run)
     async def test(stand: Stand) -> None:
         async with stand.client() as client:
             client.send(identity(bytes(16 << 20)))
-            await stand.until(lambda: stand.bus.requests and not stand.bus.plane.pending)
+            await stand.until(lambda: stand.bus.submitted and not stand.bus.plane.pending)
             client.writer.transport.abort()
             await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
 
@@ -256,8 +259,7 @@ def test_a_client_that_leaves_cancels_its_request(run: Run) -> None:
         async with stand.client() as client:
             client.send(add_sub())
             await stand.until(lambda: stand.bus.held)
-        await stand.until(lambda: stand.bus.cancelled)
-        assert stand.bus.cancelled == [stand.bus.requests[0].id]
+        await stand.until(lambda: stand.bus.submitted[0].cancelled)
 
     run(test)
 
@@ -411,7 +413,7 @@ def test_refused_inferences(run: Run, data: bytes, status: int, error: str) -> N
 )
 def test_an_error_of_the_model_has_the_status_of_its_kind(run: Run, kind: int, status: int) -> None:
     async def test(stand: Stand) -> None:
-        stand.bus.error = (kind, 'said "no"')
+        stand.bus.models["add_sub"] = partial(Submitted.answer, error=error_of(kind, 'said "no"'))
         async with stand.client() as client:
             reply = await client.ask(add_sub())
             assert (reply.status, reply.json()) == (status, {"error": 'said "no"'})
@@ -479,7 +481,7 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(run: Run) ->
             reply = await late.ask(b"\r\n\r\n" + body)
             assert reply.status == 503 and reply.headers["connection"] == "close"
             assert "Server is stopping" in reply.json()["error"]
-            stand.bus.answer(*stand.bus.held.pop())
+            stand.bus.held.pop().run()
             assert (await busy.reply()).status == 200
             assert await busy.is_closed() and await late.is_closed()
             assert await drain == 0
@@ -495,7 +497,7 @@ def test_draining_ends_at_its_deadline(run: Run) -> None:
             await stand.until(lambda: stand.bus.held)
             assert await stand.front.drain(asyncio.get_running_loop().time()) == 1
             await stand.front.close()
-            assert stand.bus.cancelled
+            assert stand.bus.submitted[0].cancelled
 
     run(test)
 

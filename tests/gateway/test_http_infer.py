@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +19,6 @@ from tests.gateway.fake_bus import FakeBus, signature
 
 F16 = struct.pack("<16f", *range(16))
 TWO = signature("add_sub", {"INPUT0": ("FP32", (16,)), "INPUT1": ("FP32", (16,))})
-
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Iterator[FakeBus]:
-    bus = FakeBus(str(tmp_path))
-    yield bus
-    bus.close()
 
 
 def binary(name: str, nbytes: int = 64) -> dict[str, Any]:

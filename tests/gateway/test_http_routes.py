@@ -1,20 +1,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gateway.http_routes import INFER, Endpoints, Response, Route, find_route
 from tests.gateway.fake_bus import FakeBus
-
-
-@pytest.fixture
-def bus(tmp_path: Path) -> Iterator[FakeBus]:
-    bus = FakeBus(str(tmp_path))
-    yield bus
-    bus.close()
 
 
 @pytest.fixture
@@ -113,14 +104,22 @@ def test_the_configuration_is_the_brokers(endpoints: Endpoints) -> None:
 
 
 def test_statistics(endpoints: Endpoints) -> None:
-    zero, once = '{"count":0,"ns":0}', '{"count":1,"ns":10}'
-    assert ask(endpoints, "/v2/models/add_sub/versions/1/stats").body.decode() == (
-        '{"model_stats":[{"name":"add_sub","version":"1","last_inference":5,"inference_count":1,"execution_count":1,'
-        f'"inference_stats":{{"success":{once},"fail":{once},"queue":{once},"compute_input":{once},'
-        f'"compute_infer":{once},"compute_output":{once},"cache_hit":{zero},"cache_miss":{zero}}},"response_stats":{{}},'
-        f'"batch_stats":[{{"batch_size":1,"compute_input":{once},"compute_infer":{once},"compute_output":{once}}}],'
-        '"memory_usage":[]}]}'
-    )
+    names = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    figures = {name: {"count": number, "ns": number * 10} for number, name in enumerate(names, 1)}
+    steps = {name: {"count": number, "ns": number * 10} for number, name in enumerate(names[3:6], 9)}
+    expected = {
+        "name": "add_sub",
+        "version": "1",
+        "last_inference": 1234,
+        "inference_count": 5,
+        "execution_count": 6,
+        "inference_stats": figures,
+        "response_stats": {},
+        "batch_stats": [{"batch_size": 4, **steps}],
+        "memory_usage": [],
+    }
+    body = ask(endpoints, "/v2/models/add_sub/versions/1/stats").body.decode()
+    assert body == json.dumps({"model_stats": [expected]}, separators=(",", ":"))
 
 
 def test_statistics_of_an_unknown_model_are_a_bad_request(endpoints: Endpoints) -> None:
