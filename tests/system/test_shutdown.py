@@ -134,7 +134,8 @@ def test_the_door_closes_before_the_models_go(repository: Repository, start: Sta
     assert refused_or_not_ready(server)
     for late in (probe, to_gated, to_idle):
         late.end_request()
-    assert probe.answer().status != 200
+    answer = probe.answer()
+    assert (answer.status, answer.error) == (503, "Server exiting")
     for late in (to_gated, to_idle):
         answer = late.answer()
         assert (answer.status, answer.error) == (503, STOPPING)
