@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from broker.instance import Instance, InstanceState
@@ -29,6 +30,7 @@ class VersionSource:
     version: int
     directory: str  # <repository>/<model>
     config: ModelConfig
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by output, from its label file
 
     @property
     def model_file(self) -> str:

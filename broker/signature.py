@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker.config_json import to_json
 from broker.model_config import InstanceSpec, ModelConfig
 from protocol.signature import Signature
 
 
-def signature(config: ModelConfig, version: int) -> Signature:
+def signature(config: ModelConfig, version: int, labels: Mapping[str, tuple[str, ...]]) -> Signature:
     return Signature(
         model=config.name,
         version=version,
@@ -18,6 +20,7 @@ def signature(config: ModelConfig, version: int) -> Signature:
         outputs=config.outputs,
         config_json=to_json(config.message),
         config_proto=config.message.SerializeToString(),
+        labels=labels,
     )
 
 

@@ -82,7 +82,7 @@ class Startup:
             version.config = config_loading.finish(version.config)
         except ServingError as error:
             return self.fail(version, error, now)
-        version.signature = signature(version.config, version.version)
+        version.signature = signature(version.config, version.version, version.source.labels)
         actions: list[Action] = []
         for spec in version.config.instances:
             instance = Instance(spec, self._roster.next_index())

@@ -12,8 +12,9 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.bus import Bus, Frames
+from gateway.classification import top_classes
 from gateway.validation import Checker
-from protocol.errors import InternalError, ServingError, error_of
+from protocol.errors import InternalError, InvalidArgument, ServingError, error_of
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
 from protocol.statistics import ModelStatistics
@@ -67,6 +68,7 @@ class InferCall:
     timeout_us: int = 0
     block: Block | None = None  # where inputs with an offset lie
     signature: Signature | None = None  # when the front has looked it up already
+    classes: dict[str, int] = field(default_factory=dict)  # outputs to classify, and how many classes of each
 
 
 class OutputTensor(NamedTuple):
@@ -140,16 +142,17 @@ class ModelMetadata(NamedTuple):
 class _Pending:
     """A submitted request: the ReplySink that turns Responses into Replies and ends the input lease."""
 
-    __slots__ = ("blocks", "id", "plane", "request_id", "signature", "sink")
+    __slots__ = ("blocks", "classes", "id", "plane", "request_id", "signature", "sink")
 
     def __init__(
-        self, plane: DataPlane, id: int, blocks: list[Block], signature: Signature, request_id: str, sink: Sink
+        self, plane: DataPlane, id: int, blocks: list[Block], signature: Signature, call: InferCall, sink: Sink
     ) -> None:
         self.plane = plane
         self.id = id
         self.blocks = blocks
         self.signature = signature
-        self.request_id = request_id
+        self.request_id = call.request_id
+        self.classes = call.classes
         self.sink: Sink | None = sink  # None once cancelled
 
     def on_response(self, response: Response, origin: str, frames: Frames) -> None:
@@ -173,6 +176,11 @@ class _Pending:
                 for name, datatype, shape, place in response.outputs:
                     data = frames[place] if isinstance(place, int) else view(*place)
                     outputs.append(OutputTensor(name, datatype, shape, data))
+                if self.classes:
+                    outputs = [self._classified(output) for output in outputs]
+            except InvalidArgument as refused:
+                outputs.clear()
+                error = refused
             except (BadHandle, BadSegment, IndexError):
                 outputs.clear()
                 error = InternalError(f"failed to read the outputs of model '{self.signature.model}'")
@@ -189,6 +197,16 @@ class _Pending:
                 response.lease,
             )
         )
+
+    def _classified(self, output: OutputTensor) -> OutputTensor:
+        name, datatype, shape, data = output
+        classes = self.classes.get(name)
+        if classes is None:
+            return output
+        batching = self.signature.max_batch_size > 0 and len(shape) > 0
+        labels = self.signature.labels.get(name, ())
+        top, packed = top_classes(datatype, data, shape[0] if batching else 1, classes, labels)
+        return OutputTensor(name, "BYTES", (shape[0], top) if batching else (top,), packed)
 
     def on_inputs_released(self) -> None:
         for block in self.blocks:
@@ -232,7 +250,7 @@ class DataPlane:
                 call.priority,
                 call.timeout_us,
             )
-            pending = _Pending(self, id, blocks, signature, call.request_id, sink)
+            pending = _Pending(self, id, blocks, signature, call, sink)
             self.bus.submit(request, frames, pending)
         except ServingError:
             for block in blocks:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy
 
 from gateway.dataplane import InferCall, InputTensor, OutputTensor
 from gateway.proto import service_pb2
+from gateway.tensors import prefixed
 from protocol.datatypes import ITEMSIZE
-from protocol.errors import InternalError, InvalidArgument, NotFound, Unsupported
+from protocol.errors import InternalError, InvalidArgument, NotFound
 from protocol.messages import Parameters
 from protocol.signature import Signature
 
@@ -33,7 +33,6 @@ UINT64_MASK = 2**64 - 1
 
 _ModelInferRequest = service_pb2.ModelInferRequest
 _ModelInferResponse = service_pb2.ModelInferResponse
-_LENGTH = Struct("<I")
 
 Pieces = list["bytes | memoryview"]
 
@@ -140,6 +139,7 @@ def decode_call(parsed: ParsedRequest, signature: Signature, parameters: Decoded
     """The call; its inputs view the request's bytes. Raises InvalidArgument, NotFound or Unsupported."""
     message = parsed.message
     model = message.model_name
+    classes: dict[str, int] = {}
     raw = iter(parsed.raw)
     inputs: list[InputTensor] = []
     for tensor in message.inputs:
@@ -152,7 +152,7 @@ def decode_call(parsed: ParsedRequest, signature: Signature, parameters: Decoded
         signature.version,
         inputs,
         message.id,
-        [_requested_output(output) for output in message.outputs],
+        [_requested_output(output, classes) for output in message.outputs],
         parameters.free,
         parameters.correlation_id,
         parameters.flags,
@@ -160,6 +160,7 @@ def decode_call(parsed: ParsedRequest, signature: Signature, parameters: Decoded
         parameters.timeout_us,
         None,
         signature,
+        classes,
     )
 
 
@@ -263,15 +264,15 @@ def _typed_data(tensor: Any, model: str) -> bytes:
             expected = datatype if datatype in ITEMSIZE else "<invalid>"
             raise InvalidArgument(f"{refusal} of type '{carried}', expected datatype '{expected}'")
         if carried == "BYTES":
-            data = b"".join(piece for element in elements for piece in (_LENGTH.pack(len(element)), element))
+            data = prefixed(elements)
         else:
             array = numpy.fromiter(elements, number, count)
             data = array.astype(narrower.get(datatype, number), copy=False).tobytes()
     return data
 
 
-def _requested_output(output: Any) -> str:
-    """The name. Client shared memory and classification are refused: they are not served yet."""
+def _requested_output(output: Any, classes: dict[str, int]) -> str:
+    """The name; if it is to be classified, it is put in ``classes`` too. Client shared memory is not served."""
     name: str = output.name
     if len(output.parameters):
         region = _region(output)
@@ -283,7 +284,7 @@ def _requested_output(output: Any) -> str:
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
             if region is not None:
                 raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
-            raise Unsupported(f"classification of output '{name}' is not supported")
+            classes[name] = classification.int64_param
         if region is not None:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
     return name

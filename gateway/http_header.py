@@ -34,16 +34,6 @@ class HeaderInput(NamedTuple):
     data: bytes
 
 
-class OutputForm(NamedTuple):
-    """How a client wants an output; ``classes`` > 0: the top so many instead of the tensor."""
-
-    binary: bool = False
-    classes: int = 0
-
-
-JSON_FORM, BINARY_FORM = OutputForm(), OutputForm(binary=True)
-
-
 @dataclass(slots=True)
 class InferHeader:
     """Shared between requests with the same header: never changed once decoded."""
@@ -51,8 +41,9 @@ class InferHeader:
     inputs: list[HeaderInput]
     request_id: str = ""
     outputs: list[str] = field(default_factory=list)
-    forms: dict[str, OutputForm] = field(default_factory=dict)  # of the listed outputs
-    default_form: OutputForm = JSON_FORM
+    binary: dict[str, bool] = field(default_factory=dict)  # of the listed outputs: behind the JSON, not in it
+    default_binary: bool = False
+    classes: dict[str, int] = field(default_factory=dict)  # of the listed outputs that are to be classified
     parameters: Parameters = field(default_factory=dict)
     correlation_id: int | str = 0
     flags: int = 0
@@ -140,10 +131,12 @@ def _read_typed(text: bytes, max_input_size: int) -> InferHeader:
     header = InferHeader([_typed_input(item, max_input_size) for item in request.inputs], request.id)
     for output in request.outputs:
         wanted = output.parameters
-        if wanted.shared_memory_region or output.name in header.forms:
+        if wanted.shared_memory_region or output.name in header.binary:
             raise ValueError("an unusual output")
         header.outputs.append(output.name)
-        header.forms[output.name] = OutputForm(wanted.binary_data, wanted.classification)
+        header.binary[output.name] = wanted.binary_data
+        if wanted.classification:
+            header.classes[output.name] = wanted.classification
     if request.parameters:
         _take_parameters(header, request.parameters.items())
     return header
@@ -199,10 +192,7 @@ def _read_carefully(text: bytes, max_input_size: int) -> InferHeader:
     found = http_json.find(document, "outputs")
     if found is not MISSING:
         for item in _parsed("outputs", http_json.as_array, found):
-            name, form = _careful_output(item)
-            if name not in header.forms:
-                header.outputs.append(name)
-            header.forms[name] = form
+            _careful_output(header, item)
     return header
 
 
@@ -221,7 +211,7 @@ def _take_parameters(header: InferHeader, items: Iterable[tuple[str, Any]]) -> N
         elif key == "timeout":
             header.timeout_us = _parsed(key, http_json.as_uint, value)
         elif key == "binary_data_output":
-            header.default_form = BINARY_FORM if _parsed(key, http_json.as_bool, value) else JSON_FORM
+            header.default_binary = _parsed(key, http_json.as_bool, value)
         elif key.startswith("triton_"):
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -286,7 +276,8 @@ def _careful_data(name: str, datatype: str, count: int, tree: Any, max_input_siz
     )
 
 
-def _careful_output(item: Any) -> tuple[str, OutputForm]:
+def _careful_output(header: InferHeader, item: Any) -> None:
+    """The last of several with one name counts."""
     name = _member("name", http_json.as_string, item)
     parameters = http_json.find(item, "parameters")
     wanted = {key: http_json.find(parameters, key) for key in ("classification", "binary_data", "shared_memory_region")}
@@ -300,7 +291,12 @@ def _careful_output(item: Any) -> tuple[str, OutputForm]:
         top = 0 if classes is MISSING else http_json.as_uint(classes)
     except JsonError as error:
         raise JsonError(f"Unable to set 'classification': {error}") from None
-    return name, OutputForm(binary is not MISSING and _parsed("binary_data", http_json.as_bool, binary), top)
+    if name not in header.binary:
+        header.outputs.append(name)
+    header.binary[name] = binary is not MISSING and _parsed("binary_data", http_json.as_bool, binary)
+    header.classes.pop(name, None)
+    if top:
+        header.classes[name] = top
 
 
 def _no_region(region: Any) -> NotFound:

@@ -11,8 +11,8 @@ from math import prod
 from typing import NamedTuple
 
 from gateway import http_json, http_tensors
-from gateway.dataplane import InferCall, InputTensor, OutputTensor, Reply
-from gateway.http_header import BINARY_FORM, InferHeader, decode
+from gateway.dataplane import InferCall, InputTensor, Reply
+from gateway.http_header import InferHeader, decode
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument
 from protocol.messages import Parameters
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     json_nbytes: int
 
 
-_RAW_HEADER = InferHeader([], default_form=BINARY_FORM)
+_RAW_HEADER = InferHeader([], default_binary=True)
 
 
 def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple[InferCall, InferHeader]:
@@ -81,6 +81,7 @@ def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple
         header.timeout_us,
         body.block,
         signature,
+        header.classes,
     )
     return call, header
 
@@ -138,16 +139,12 @@ def _raw_tensor(body: Body, signature: Signature, max_input_size: int) -> InputT
 
 def write_reply(reply: Reply, header: InferHeader) -> Answer:
     """Buffers may be views that ``Reply.release`` ends. Raises InvalidArgument for what JSON cannot carry."""
-    forms, default = header.forms, header.default_form
+    forms, default = header.binary, header.default_binary
     described: list[bytes] = []
     buffers: list[Buffer] = [b""]
     nbytes = 0
-    for output in reply.outputs:
-        form = forms.get(output.name, default)
-        if form.classes:
-            output = _classified(output, form.classes, reply.signature)
-        name, datatype, shape, data = output
-        if form.binary:
+    for name, datatype, shape, data in reply.outputs:
+        if forms.get(name, default):
             size = len(data)
             described.append(_binary_output(name, datatype, shape, size))
             if size:
@@ -192,30 +189,3 @@ def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 @lru_cache(maxsize=4096)
 def _binary_output(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
     return _described(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % nbytes
-
-
-# --- classification ---------------------------------------------------------------------------------------------
-
-_MAX_CLASSIFIED = 1_000_000
-
-
-def _classified(output: OutputTensor, classes: int, signature: Signature) -> OutputTensor:
-    """The ``classes`` largest elements of each batch entry as BYTES ``<value>:<index>``."""
-    name, datatype, shape, data = output
-    values = http_tensors.numbers(datatype, data)
-    if values is None or datatype == "BOOL":
-        raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype}'")
-    if len(values) > _MAX_CLASSIFIED:
-        raise InvalidArgument("classification output tensor too large")
-    batching = signature.max_batch_size > 0 and len(shape) > 0
-    rows = shape[0] if batching else 1
-    width = len(values) // rows if rows else 0
-    top = min(classes, width)
-    texts: list[bytes] = []
-    for start in range(0, rows * width, width or 1):
-        row = values[start : start + width]
-        for index in sorted(range(width), key=row.__getitem__, reverse=True)[:top]:
-            value = row[index]
-            texts.append((b"%f:%d" if isinstance(value, float) else b"%d:%d") % (value, index))
-    packed = http_tensors.prefixed(texts)
-    return OutputTensor(name, "BYTES", (rows, top) if batching else (top,), packed)

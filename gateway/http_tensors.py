@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from struct import Struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from gateway import http_json
 from gateway.http_json import JsonError, Members
+from gateway.tensors import ARRAY_CODE, elements, numbers, prefixed
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument
 
 MAX_NESTING = 100
-_LENGTH = Struct("<I")
-_ARRAY_CODE = {
-    "BOOL": "B",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP32": "f",
-    "FP64": "d",
-}
 _UNSIGNED_CODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_LISTS: dict[str, Any] = dict.fromkeys(_ARRAY_CODE, list[int])
+_LISTS: dict[str, Any] = dict.fromkeys(ARRAY_CODE, list[int])
 _LISTS |= {"BOOL": list[bool], "FP32": list[float], "FP64": list[float], "BYTES": list[str]}
 _DECODERS = {datatype: msgspec.json.Decoder(kind) for datatype, kind in _LISTS.items()}
 _WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
@@ -59,7 +44,7 @@ def from_json(datatype: str, count: int, text: msgspec.Raw) -> bytes:
         return prefixed(value.encode() for value in values)
     if len(values) != count:
         raise ValueError("wrong number of elements")
-    return _packed(_ARRAY_CODE[datatype], values)
+    return _packed(ARRAY_CODE[datatype], values)
 
 
 def from_values(datatype: str, count: int, tree: Any) -> bytes:
@@ -100,34 +85,6 @@ def to_json(datatype: str, data: bytes | memoryview) -> bytes:
     return http_json.doubles(values) if datatype in ("FP32", "FP64") else http_json.encode(values)
 
 
-def numbers(datatype: str, data: bytes | memoryview) -> list[Any] | None:
-    """The elements as Python numbers, FP32 widened; None for a type that is no number to JSON."""
-    code = "?" if datatype == "BOOL" else _ARRAY_CODE.get(datatype)
-    if code is None:
-        return None
-    view: Any = memoryview(data)
-    values: list[Any] = view.cast(code).tolist() if data else []
-    return values
-
-
-def prefixed(items: Iterable[bytes]) -> bytes:
-    """Elements to a BYTES tensor in binary form."""
-    return b"".join(chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
-
-
-def elements(data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """The elements of a BYTES tensor in binary form; InvalidArgument where they do not add up."""
-    position, end = 0, len(data)
-    while position < end:
-        start = position + 4
-        if start > end:
-            raise InvalidArgument("incomplete string length indicator in an output of the model")
-        position = start + _LENGTH.unpack_from(data, start - 4)[0]
-        if position > end:
-            raise InvalidArgument("incomplete string data in an output of the model")
-        yield data[start:position]
-
-
 def _flat(values: list[Any]) -> Iterator[Any]:
     """Row-major, whatever the nesting."""
     stack = [iter(values)]
@@ -148,7 +105,7 @@ def _reader(datatype: str) -> tuple[Callable[[Any], Any], str]:
     if datatype == "BOOL":
         return http_json.as_bool, "B"
     if datatype in ("FP32", "FP64"):
-        return http_json.as_double, _ARRAY_CODE[datatype]
+        return http_json.as_double, ARRAY_CODE[datatype]
     itemsize = ITEMSIZE[datatype] or 0
     mask = (1 << 8 * itemsize) - 1
     read = http_json.as_uint if datatype.startswith("U") else http_json.as_int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 
 class TensorSpec(NamedTuple):
@@ -28,6 +28,7 @@ class Signature(NamedTuple):
     outputs: Tuple[TensorSpec, ...]
     config_json: str  # the config endpoint's body
     config_proto: bytes  # serialized inference.ModelConfig
+    labels: Mapping[str, Tuple[str, ...]] = {}  # of an output's elements, by its name; "" is none
 
 
 class IndexEntry(NamedTuple):

@@ -37,14 +37,14 @@ def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[V
     registry.add_name(directory.name)
     try:
         versions, lines = repository.versions_to_load(directory)
-        config_files.read_labels(directory.config, directory.path)
+        labels = config_files.read_labels(directory.config, directory.path)
         config_files.check_initial_states(directory.config, directory.path)
     except ServingError as error:
         log.error(f"failed to load model '{directory.name}': {error}")
         registry.add_name(directory.name, error.status_text())
         return []
     _say(lines)
-    return [VersionSource(directory.name, version, directory.path, directory.config) for version in versions]
+    return [VersionSource(directory.name, version, directory.path, directory.config, labels) for version in versions]
 
 
 async def _loaded(broker: BrokerServer, total: int) -> None:

@@ -22,7 +22,7 @@ def config():
 
 
 def test_a_gateway_is_told_tensors_and_both_forms_of_the_configuration():
-    told = signature(config(), 3)
+    told = signature(config(), 3, {"B": ("cat",)})
     assert (told.model, told.version, told.platform, told.max_batch_size, told.decoupled) == (
         "adder",
         3,
@@ -34,6 +34,7 @@ def test_a_gateway_is_told_tensors_and_both_forms_of_the_configuration():
         ("A", "FP32", (16,)),
         ("B", "BYTES", (-1,)),
     ]
+    assert told.labels == {"B": ("cat",)}
     assert json.loads(told.config_json)["instance_group"][0]["count"] == 2
     assert ModelConfigMessage.FromString(told.config_proto) == config().message
 

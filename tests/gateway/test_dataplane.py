@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from gateway.dataplane import DataPlane, InferCall, InputTensor, Reply
+from gateway.tensors import prefixed
 from protocol.errors import InvalidArgument, NotFound, Unavailable
 from protocol.messages import Handle, Response, TensorRef
+from protocol.signature import Signature
 from shm.store import Store
-from tests.gateway.fake_bus import FakeBus, Submitted, memory_in_use
+from tests.gateway.fake_bus import FakeBus, Submitted, memory_in_use, signature
 
 ONES = struct.pack("<16f", *[1.0] * 16)
 TWOS = struct.pack("<16f", *[2.0] * 16)
@@ -187,3 +189,40 @@ def test_metadata_of_a_batching_model_has_a_leading_dimension(bus: FakeBus) -> N
     assert (metadata.name, metadata.versions, metadata.platform) == ("add_sub_b", ["1"], "python")
     assert metadata.inputs[0] == ("INPUT0", "FP32", (-1, 16))
     assert bus.plane.model_metadata("add_sub", 1).outputs[1] == ("OUTPUT1", "FP32", (16,))
+
+
+# --- classification -----------------------------------------------------------------------------------------------
+
+FOUR = struct.pack("<4i", 1, 2, 4, 3)
+
+
+def classified(bus: FakeBus, model: Signature, classes: dict[str, int], shape: list[int]) -> Reply:
+    bus.add(model, Submitted.echo)
+    datatype = model.inputs[0].datatype
+    inputs = [InputTensor("IN", datatype, shape, FOUR)]
+    [reply] = replies(bus, InferCall(model.model, -1, inputs, classes=classes))
+    reply.release()
+    return reply
+
+
+def test_an_output_can_be_classified_with_its_labels(bus: FakeBus) -> None:
+    model = signature("m")._replace(labels={"OUT": ("cat", "dog", "", "cow")})
+    assert classified(bus, model, {"OUT": 2}, [4]).outputs == [
+        ("OUT", "BYTES", (2,), prefixed([b"4:2", b"3:3:cow"])),
+    ]
+
+
+def test_each_entry_of_a_batch_is_classified_by_itself(bus: FakeBus) -> None:
+    reply = classified(bus, signature("m", max_batch_size=2), {"OUT": 9}, [2, 2])
+    assert reply.outputs == [("OUT", "BYTES", (2, 2), prefixed([b"2:1", b"1:0", b"4:0", b"3:1"]))]
+
+
+def test_only_what_was_asked_is_classified(bus: FakeBus) -> None:
+    reply = classified(bus, signature("m"), {"OTHER": 1}, [4])
+    assert [(output.name, output.datatype) for output in reply.outputs] == [("OUT", "INT32")]
+
+
+def test_an_output_that_has_no_classes_is_an_error_of_the_reply(bus: FakeBus) -> None:
+    reply = classified(bus, signature("m", {"IN": ("BOOL", (16,))}), {"OUT": 1}, [16])
+    assert isinstance(reply.error, InvalidArgument) and not reply.outputs and reply.final
+    assert memory_in_use(bus.stub_store) == 0

@@ -236,3 +236,17 @@ def test_a_model_s_error_is_the_call_s(serve: Serve) -> None:
         assert raising(triton, "infer", "manual", [tensor()]) == ("INTERNAL", "it broke")
 
     with_client(serve, talk)
+
+
+def test_an_output_can_be_classified(serve: Serve) -> None:
+    def talk(triton: client.InferenceServerClient, bus: FakeBus) -> None:
+        outputs = [client.InferRequestedOutput("OUT", class_count=2)]
+        result = triton.infer("echo", [tensor()], outputs=outputs)
+        assert list(result.as_numpy("OUT")) == [b"3:2", b"2:1"]
+        bus.add(signature("typed", {"IN": ("BOOL", (-1,))}), Submitted.echo)
+        flags = tensor(numpy.array([True]), "BOOL")
+        assert raising(triton, "infer", "typed", [flags], outputs=outputs) == (
+            ("INVALID_ARGUMENT", "class result not available for output due to unsupported type 'BOOL'")
+        )
+
+    with_client(serve, talk)

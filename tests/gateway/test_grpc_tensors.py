@@ -295,7 +295,7 @@ def test_other_triton_keys_are_refused() -> None:
     )
 
 
-# --- shared memory and classification: the refusals ---------------------------------------------------------------
+# --- shared memory and classification ---------------------------------------------------------------------------
 
 REGION = {"shared_memory_region": Parameter(string_param="r"), "shared_memory_byte_size": Parameter(int64_param=8)}
 REGION_CASES = [
@@ -347,6 +347,14 @@ def test_classification_parameters_are_checked(given_parameters: dict[str, Any],
     request = Request(model_name="m")
     request.outputs.add(name="O", parameters=given_parameters)
     assert refusal(request) == expected
+
+
+def test_outputs_to_classify_are_told_apart() -> None:
+    request = one_input(contents=Contents(int_contents=[1, 2]))
+    request.outputs.add(name="O", parameters={"classification": Parameter(int64_param=3)})
+    request.outputs.add(name="P")
+    call = decoded(request)
+    assert (call.outputs, call.classes) == (["O", "P"], {"O": 3})
 
 
 # --- responses ----------------------------------------------------------------------------------------------------

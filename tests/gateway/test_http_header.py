@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_header import BINARY_FORM, JSON_FORM, HeaderInput, InferHeader, OutputForm, decode
+from gateway.http_header import HeaderInput, InferHeader, decode
 from protocol.errors import ErrorKind, ServingError
 
 BINARY = {"name": "A", "shape": [16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}
@@ -47,7 +47,7 @@ def test_request_parameters_have_meanings_or_go_to_the_model() -> None:
     assert header.request_id == "7"
     assert header.parameters == own
     assert (header.correlation_id, header.flags, header.priority, header.timeout_us) == (5, 3, 3, 9)
-    assert header.default_form == BINARY_FORM
+    assert header.default_binary
 
 
 def test_a_sequence_id_may_be_text() -> None:
@@ -66,7 +66,8 @@ def test_listed_outputs_are_json_unless_they_say_otherwise() -> None:
     ]
     header = read({"inputs": [DATA], "outputs": outputs, "parameters": {"binary_data_output": True}})
     assert header.outputs == ["O", "P", "Q"]
-    assert header.forms == {"O": JSON_FORM, "P": BINARY_FORM, "Q": OutputForm(classes=2)}
+    assert header.binary == {"O": False, "P": True, "Q": False}
+    assert header.classes == {"Q": 2}
 
 
 def test_an_output_listed_twice_counts_once() -> None:

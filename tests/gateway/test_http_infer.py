@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.dataplane import InferCall, OutputTensor, Reply
-from gateway.http_header import BINARY_FORM, InferHeader, OutputForm
+from gateway.http_header import InferHeader
 from gateway.http_infer import Answer, Body, read_request, write_reply
-from gateway.http_tensors import prefixed
 from protocol.errors import InvalidArgument
 from protocol.messages import Parameters
 from protocol.signature import Signature
@@ -32,7 +31,7 @@ def read(header: Any, tail: bytes = b"", model: Signature = TWO) -> InferCall:
 
 def read_raw(data: bytes, model: Signature, max_input_size: int = 1 << 20) -> InferCall:
     call, header = read_request(Body(memoryview(data), 0), model, max_input_size)
-    assert header.default_form == BINARY_FORM
+    assert header.default_binary
     return call
 
 
@@ -166,7 +165,7 @@ def test_a_json_reply(bus: FakeBus) -> None:
 def test_binary_outputs_follow_the_json_uncopied(bus: FakeBus) -> None:
     data = memoryview(F16)
     outputs = [OutputTensor("O", "FP32", (16,), data), OutputTensor("P", "FP32", (1,), data[:4])]
-    answer = write(bus, outputs, InferHeader([], forms={"O": BINARY_FORM}))
+    answer = write(bus, outputs, InferHeader([], binary={"O": True}))
     assert answer.buffers[1] is data
     assert answer.buffers[0] == (
         b'{"model_name":"add_sub","model_version":"1","outputs":[{"name":"O","datatype":"FP32","shape":[16],'
@@ -176,35 +175,15 @@ def test_binary_outputs_follow_the_json_uncopied(bus: FakeBus) -> None:
 
 
 def test_unlisted_outputs_follow_the_requests_default(bus: FakeBus) -> None:
-    answer = write(bus, [OutputTensor("O", "FP32", (16,), F16)], InferHeader([], default_form=BINARY_FORM))
+    answer = write(bus, [OutputTensor("O", "FP32", (16,), F16)], InferHeader([], default_binary=True))
     assert answer.json_nbytes == answer.nbytes - 64
 
 
 def test_binary_outputs_without_bytes_are_answered_as_json(bus: FakeBus) -> None:
-    answer = write(bus, [OutputTensor("O", "FP32", (0,), b"")], InferHeader([], default_form=BINARY_FORM))
+    answer = write(bus, [OutputTensor("O", "FP32", (0,), b"")], InferHeader([], default_binary=True))
     assert answer.json_nbytes == 0 and b'"binary_data_size":0' in answer.buffers[0]
 
 
 def test_no_outputs_are_an_empty_list(bus: FakeBus) -> None:
     answer = write(bus, [], InferHeader([]))
     assert answer.buffers == [b'{"model_name":"add_sub","model_version":"1","outputs":[]}']
-
-
-def test_the_largest_classes_come_first(bus: FakeBus) -> None:
-    output = OutputTensor("O", "FP32", (4,), struct.pack("<4f", 1, 2.5, -3, 2.25))
-    answer = write(bus, [output], InferHeader([], forms={"O": OutputForm(classes=2)}))
-    assert bytes(answer.buffers[0]).endswith(b'"datatype":"BYTES","shape":[2],"data":["2.500000:1","2.250000:3"]}]}')
-
-
-def test_classes_of_a_batch_are_sought_in_each_row(bus: FakeBus) -> None:
-    output = OutputTensor("O", "INT32", (2, 2), struct.pack("<4i", 1, 2, 4, 3))
-    answer = write(bus, [output], InferHeader([], forms={"O": OutputForm(True, 9)}), max_batch_size=4)
-    assert b'"datatype":"BYTES","shape":[2,2]' in answer.buffers[0]
-    assert answer.buffers[1] == prefixed([b"2:1", b"1:0", b"4:0", b"3:1"])
-
-
-@pytest.mark.parametrize("datatype", ["BOOL", "FP16", "BYTES"])
-def test_some_types_have_no_classes(bus: FakeBus, datatype: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        write(bus, [OutputTensor("O", datatype, (1,), b"")], InferHeader([], forms={"O": OutputForm(classes=1)}))
-    assert str(caught.value) == f"class result not available for output due to unsupported type '{datatype}'"

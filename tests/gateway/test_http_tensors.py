@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway import http_json
 from gateway.http_json import JsonError
-from gateway.http_tensors import ODD, elements, from_json, from_values, prefixed, to_json
+from gateway.http_tensors import ODD, from_json, from_values, to_json
+from gateway.tensors import prefixed
 from protocol.errors import InvalidArgument
 
 FORMATS = {
@@ -129,8 +128,3 @@ def test_half_precision_has_no_json(datatype: str) -> None:
     assert str(caught.value) == (
         f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
     )
-
-
-@given(st.lists(st.binary()))
-def test_elements_of_a_bytes_tensor_come_back(items: list[bytes]) -> None:
-    assert [bytes(item) for item in elements(memoryview(prefixed(items)))] == items
