@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.bus import Bus, Frames
 from gateway.classification import top_classes
+from gateway.log_settings import LogSettings
 from gateway.validation import Checker
 from protocol.errors import InternalError, InvalidArgument, ServingError, error_of
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
@@ -217,10 +218,11 @@ class _Pending:
 class DataPlane:
     """Invariant: an input block is freed exactly once, when its request's lease ends or ``infer`` raises."""
 
-    def __init__(self, bus: Bus, store: Store, reader: Reader, server_id: str) -> None:
+    def __init__(self, bus: Bus, store: Store, reader: Reader, server_id: str, log_settings: LogSettings) -> None:
         self.bus = bus
         self.store = store
         self.reader = reader
+        self.log_settings = log_settings  # the fronts read and change them
         self.pending: dict[int, _Pending] = {}
         self._server_id = server_id
         self._ids = count(1)

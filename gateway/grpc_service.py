@@ -24,6 +24,7 @@ from gateway.grpc_tensors import (
     parse_version,
     varint,
 )
+from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
@@ -61,6 +62,7 @@ class GrpcService:
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_model_load,
             "RepositoryModelUnload": self._repository_model_unload,
+            "LogSettings": self._log_settings,
             "SystemSharedMemoryStatus": self._system_shared_memory_status,
             "SystemSharedMemoryRegister": self._shared_memory_disabled,
             "SystemSharedMemoryUnregister": self._shared_memory_disabled,
@@ -191,6 +193,14 @@ class GrpcService:
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         raise Unavailable(NO_MODEL_CONTROL)
 
+    def _log_settings(self, request: Message) -> Message:
+        settings = self.plane.log_settings
+        change(settings, _log_changes(request.settings))
+        response = service_pb2.LogSettingsResponse()
+        for name, value in shown(settings).items():
+            setattr(response.settings[name], _parameter_of(value), value)
+        return response
+
     def _system_shared_memory_status(self, request: Message) -> Message:
         if request.name:
             raise NotFound(f"Unable to find system shared memory region: '{request.name}'")
@@ -211,6 +221,34 @@ def _answering(kind: Any, answer: Callable[[Message], Message]) -> Callable[[byt
         return response
 
     return method
+
+
+_LOG_KINDS = dict.fromkeys(SWITCHES, ("bool_param", "boolean")) | {
+    "log_verbose_level": ("uint32_param", "int32"),
+    "log_format": ("string_param", "string"),
+}
+
+
+def _log_changes(settings: Any) -> dict[str, Any]:
+    """Unknown names are ignored. Raises Unsupported or InvalidArgument."""
+    if "log_file" in settings:
+        raise Unsupported(FILE_IS_FIXED)
+    changes: dict[str, Any] = {}
+    for name, (parameter, kind) in _LOG_KINDS.items():
+        if name in settings:
+            if settings[name].WhichOneof("parameter_choice") != parameter:
+                raise InvalidArgument(f"expect {kind} for '{name}'")
+            changes[name] = getattr(settings[name], parameter)
+    if changes.get("log_format", "default") not in FORMATS:
+        raise InvalidArgument(f"invalid argument for log_format, got: {changes['log_format']}")
+    return changes
+
+
+def _parameter_of(value: bool | int | str) -> str:
+    """The field of SettingValue for it (bool before int: it is one in Python)."""
+    if isinstance(value, bool):
+        return "bool_param"
+    return "uint32_param" if isinstance(value, int) else "string_param"
 
 
 def _resolve(answer: asyncio.Future[bytes], reply: Reply) -> None:

@@ -135,7 +135,7 @@ class RequestReader:
         self._method: bytes = parser.get_method()
         self._keep_alive: bool = parser.should_keep_alive()
         self._http_1_0: bool = parser.get_http_version() == "1.0"
-        self._route = find_route(self._url)
+        self._route = find_route(self._url, self._method)
         length = self._headers.get(b"content-length", b"")
         if len(length) > 4:
             self._expect_body(length)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from gateway import http_json
+from gateway import http_json, log_settings
 from gateway.dataplane import DataPlane, TensorMetadata
 from gateway.http_json import MISSING, JsonError
 from gateway.status import HTTP_STATUS
@@ -50,22 +50,28 @@ _TABLE = [
     ("load_or_unload", b"POST", r"/v2/repository(?:/(?P<name>[^/]+))?/models/(?P<model>[^/]+)/(?:load|unload)"),
     ("system_regions", b"GET", r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]+))?/status"),
     ("cuda_regions", b"GET", r"/v2/cudasharedmemory(?:/region/(?P<name>[^/]+))?/status"),
+    ("log_settings", b"GET", r"/v2/logging"),
+    ("change_log_settings", b"POST", r"/v2/logging"),
     ("change_regions", b"POST", r"/v2/(?:system|cuda)sharedmemory(?:/region/(?P<name>[^/]+))?/(?:un)?register"),
 ]
 _ROUTES = [(endpoint, method, re.compile(pattern)) for endpoint, method, pattern in _TABLE]
 
 
 @lru_cache(maxsize=4096)
-def find_route(url: bytes) -> Route | None:
-    """By the whole raw path, percent signs and all; the query and an absolute form's host are dropped."""
+def find_route(url: bytes, method: bytes) -> Route | None:
+    """By the whole raw path, percent signs and all; the query and an absolute form's host are dropped. The route is of
+    another method where the path has none of this one."""
     path = url.partition(b"?")[0].decode("utf-8", "surrogateescape")
     if not path.startswith("/"):
         path = re.sub(r"^https?://[^/]*", "", path)
-    for endpoint, method, pattern in _ROUTES:
+    route = None
+    for endpoint, expected, pattern in _ROUTES:
         found = pattern.fullmatch(path)
         if found:
-            return Route(endpoint, method, **{key: value or "" for key, value in found.groupdict().items()})
-    return None
+            route = Route(endpoint, expected, **{key: value or "" for key, value in found.groupdict().items()})
+            if expected == method:
+                break
+    return route
 
 
 def error_response(error: ServingError, headers: bytes = b"") -> Response:
@@ -183,6 +189,13 @@ class Endpoints:
             "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         )
 
+    def log_settings(self, route: Route, body: bytes) -> Response:
+        return Response(200, http_json.encode(log_settings.shown(self._dataplane.log_settings)))
+
+    def change_log_settings(self, route: Route, body: bytes) -> Response:
+        log_settings.change(self._dataplane.log_settings, _log_changes(self._parse(body)))
+        return self.log_settings(route, body)
+
     def _regions(self, kind: str, route: Route) -> Response:
         if route.name:
             raise NotFound(f"Unable to find {kind} shared memory region: '{route.name}'")
@@ -200,6 +213,38 @@ class Endpoints:
             )
         return http_json.parse(body)
 
+
+# --- log settings -----------------------------------------------------------------------------------------------
+
+
+def _log_changes(document: object) -> dict[str, Any]:
+    """What is absent or null stays as it is; other members are ignored. Raises ServingError."""
+    if http_json.find(document, "log_file") not in (MISSING, None):
+        raise Unsupported(log_settings.FILE_IS_FIXED)
+    changes: dict[str, Any] = {}
+    for name, read in _LOG_READERS:
+        found = http_json.find(document, name)
+        if found not in (MISSING, None):
+            changes[name] = read(found)
+    return changes
+
+
+def _log_level(value: object) -> int:
+    return min(http_json.as_uint(value), 2**32 - 1)  # gRPC could not show more
+
+
+def _log_format(value: object) -> str:
+    name = http_json.as_string(value)
+    if name not in log_settings.FORMATS:
+        raise Unavailable(f"invalid argument for --log_format, got: {name}")
+    return name
+
+
+_LOG_READERS: list[tuple[str, Callable[[Any], Any]]] = [
+    *((name, http_json.as_bool) for name in log_settings.SWITCHES),
+    ("log_verbose_level", _log_level),
+    ("log_format", _log_format),
+]
 
 # --- JSON forms -------------------------------------------------------------------------------------------------
 

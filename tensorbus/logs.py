@@ -24,7 +24,6 @@ import structlog
 
 from tensorbus.rate_limit import RateLimit
 
-FORMATS = ("default", "ISO8601")
 _EVENTS_PER_SECOND = 10  # of one warning or error of one model; the rest is counted
 _BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")  # values that need no quotes
 
@@ -171,6 +170,11 @@ def configure(settings: LogSettings, escape: bool = True) -> ServerLog:
     bridge.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logging.basicConfig(handlers=[bridge], level=logging.WARNING, force=True)
     return log
+
+
+def current_settings() -> LogSettings:
+    """Of this process's log, which heeds what they are changed to."""
+    return _log.settings
 
 
 def log_line(level: str, file: str, line: int, text: str) -> None:

@@ -31,7 +31,7 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
-from tensorbus.logs import log_line, log_table
+from tensorbus.logs import current_settings, log_line, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
@@ -120,7 +120,7 @@ class Server:
 
         settings = self._settings
         bus = EmbeddedBus(self.broker, settings.strict_readiness)
-        dataplane = DataPlane(bus, self._store, self._reader, settings.id)
+        dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
         if settings.allow_grpc:
             await self._start_grpc(dataplane)
         if settings.allow_http:

@@ -98,6 +98,16 @@ def signature(
     )
 
 
+@dataclass
+class Logging:
+    log_file: str = "server.log"
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+
 class FakeBus:
     """Models are functions that are called one turn of the loop after ``submit``. With ``hold``, and for what has no
     function, requests wait in ``held`` until the test answers them."""
@@ -106,7 +116,7 @@ class FakeBus:
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
-        self.plane = DataPlane(self, self.gateway_store, Reader(directory), "triton")
+        self.plane = DataPlane(self, self.gateway_store, Reader(directory), "triton", Logging())
         self.signatures: dict[str, Signature] = {}
         self.models: dict[str, Model] = {}
         self.submitted: list[Submitted] = []

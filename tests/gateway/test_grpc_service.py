@@ -15,9 +15,10 @@ import tritonclient.grpc.aio as aio_client
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from gateway.grpc_engine import GrpcEngine
+from gateway.grpc_service import GrpcService
 from gateway.proto import service_pb2
 from protocol.datatypes import BY_NAME
-from protocol.errors import InternalError
+from protocol.errors import InternalError, InvalidArgument, Unsupported
 from tests.gateway.fake_bus import FakeBus, ModelConfig, Submitted, signature
 from tests.gateway.grpc_stand import (
     SERVICE,
@@ -250,3 +251,46 @@ def test_an_output_can_be_classified(serve: Serve) -> None:
         )
 
     with_client(serve, talk)
+
+
+# --- logging ------------------------------------------------------------------------------------------------------
+
+
+def test_log_settings_are_shown_and_changed(serve: Serve) -> None:
+    def talk(triton: client.InferenceServerClient, bus: FakeBus) -> None:
+        found = triton.get_log_settings().settings
+        assert {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in found.items()} == {
+            "log_file": "server.log",
+            "log_info": True,
+            "log_warning": True,
+            "log_error": True,
+            "log_verbose_level": 0,
+            "log_format": "default",
+        }
+        assert found["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
+        changed = triton.update_log_settings({"log_error": False, "log_verbose_level": 2, "log_format": "ISO8601"})
+        assert changed.settings["log_verbose_level"].uint32_param == 2
+        settings = bus.plane.log_settings
+        assert (settings.log_info, settings.log_error, settings.log_format) == (True, False, "ISO8601")
+
+    with_client(serve, talk)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refusal"),
+    [
+        ("log_warning", {"uint32_param": 1}, InvalidArgument("expect boolean for 'log_warning'")),
+        ("log_verbose_level", {"bool_param": True}, InvalidArgument("expect int32 for 'log_verbose_level'")),
+        ("log_format", {}, InvalidArgument("expect string for 'log_format'")),
+        ("log_format", {"string_param": "x"}, InvalidArgument("invalid argument for log_format, got: x")),
+        ("log_file", {}, Unsupported("log file location can not be updated through network protocol")),
+    ],
+)
+def test_a_bad_log_setting_changes_nothing(bus: FakeBus, name: str, value: dict[str, Any], refusal: Exception) -> None:
+    request = service_pb2.LogSettingsRequest()
+    request.settings["log_info"].bool_param = False
+    request.settings[name].CopyFrom(request.SettingValue(**value))
+    with pytest.raises(type(refusal)) as caught:
+        GrpcService(bus.plane).unary(SERVICE + "LogSettings", request.SerializeToString())
+    assert str(caught.value) == str(refusal)
+    assert bus.plane.log_settings.log_info

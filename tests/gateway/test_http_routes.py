@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ def endpoints(bus: FakeBus) -> Endpoints:
     return Endpoints(bus.plane, 1000)
 
 
-def ask(endpoints: Endpoints, path: str, body: bytes = b"") -> Response:
-    route = find_route(path.encode())
+def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> Response:
+    route = find_route(path.encode(), method.encode())
     assert route is not None
     return endpoints.answer(route, body)
 
@@ -34,11 +35,13 @@ def ask(endpoints: Endpoints, path: str, body: bytes = b"") -> Response:
         ("/v2/repository/r/index", Route("index", b"POST", name="r")),
         ("/v2/repository/models/m/unload", Route("load_or_unload", b"POST", "m")),
         ("/v2/systemsharedmemory/region/r/status", Route("system_regions", b"GET", name="r")),
+        ("/v2/logging", Route("log_settings", b"GET")),
+        ("/v2/logging", Route("change_log_settings", b"POST")),
         ("/v2/cudasharedmemory/unregister", Route("change_regions", b"POST")),
     ],
 )
 def test_a_path_is_matched_as_a_whole(path: str, route: Route) -> None:
-    assert find_route(path.encode()) == route
+    assert find_route(path.encode(), route.method) == route
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,13 @@ def test_a_path_is_matched_as_a_whole(path: str, route: Route) -> None:
      "/v2/models/m/versions/-1/infer", "/v2/health/live/", "/v2#x", "/v2/models/m/infer/", "/v2/models/a/b/infer"],
 )  # fmt: skip
 def test_nothing_else_is_a_route(path: str) -> None:
-    assert find_route(path.encode()) is None
+    assert find_route(path.encode(), b"GET") is None
+
+
+def test_a_path_without_the_method_has_a_route_of_another() -> None:
+    assert find_route(b"/v2", b"POST") == Route("server_metadata", b"GET")
+    route = find_route(b"/v2/logging", b"PUT")
+    assert route is not None and route.method != b"PUT"
 
 
 def test_health_has_no_body(bus: FakeBus, endpoints: Endpoints) -> None:
@@ -178,3 +187,62 @@ def test_client_shared_memory_is_off(endpoints: Endpoints) -> None:
     response = ask(endpoints, "/v2/systemsharedmemory/region/r/register", b"{}")
     assert response.status == 501
     assert b"Client shared memory is disabled. Start the server with '--allow-client-shm=true'" in response.body
+
+
+# --- logging ------------------------------------------------------------------------------------------------------
+
+# What Triton 2.51 answers.
+LOGGING = {
+    "log_file": "server.log",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def change(endpoints: Endpoints, body: bytes) -> Response:
+    return ask(endpoints, "/v2/logging", body, "POST")
+
+
+def shown(response: Response) -> Any:
+    assert response.status == 200
+    return json.loads(response.body)
+
+
+def test_log_settings_are_shown_in_order(endpoints: Endpoints) -> None:
+    body = ask(endpoints, "/v2/logging").body.decode()
+    assert body == json.dumps(LOGGING, separators=(",", ":"))
+
+
+def test_some_log_settings_are_changed_and_all_are_shown(bus: FakeBus, endpoints: Endpoints) -> None:
+    changed = {**LOGGING, "log_info": False, "log_verbose_level": 2, "log_format": "ISO8601"}
+    body = b'{"log_info":false,"log_verbose_level":2,"log_format":"ISO8601","log_file":null,"colour":1}'
+    assert shown(change(endpoints, body)) == changed
+    assert shown(ask(endpoints, "/v2/logging")) == changed
+    assert bus.plane.log_settings.log_info is False
+    for nothing in (b"{}", b"[]", b"3"):
+        assert shown(change(endpoints, nothing)) == changed
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ('{"log_file":""}', 501, "log file location can not be updated through network protocol"),
+        ('{"log_format":"iso8601"}', 503, "invalid argument for --log_format, got: iso8601"),
+        ('{"log_format":3}', 500, "attempt to access JSON non-string as string"),
+        ('{"log_warning":1}', 500, "attempt to access JSON non-boolean as boolean"),
+        ('{"log_verbose_level":-1}', 500, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ("", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ],
+)
+def test_a_bad_log_setting_changes_nothing(endpoints: Endpoints, body: str, status: int, text: str) -> None:
+    for tried in (body, body.replace("{", '{"log_info":false,')):
+        response = change(endpoints, tried.encode())
+        assert (response.status, json.loads(response.body)) == (status, {"error": text})
+    assert shown(ask(endpoints, "/v2/logging")) == LOGGING
+
+
+def test_a_log_level_is_cut_to_what_grpc_can_show(endpoints: Endpoints) -> None:
+    assert shown(change(endpoints, b'{"log_verbose_level":18446744073709551615}'))["log_verbose_level"] == 2**32 - 1
