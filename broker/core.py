@@ -138,6 +138,8 @@ class Core:
         """Ends a turn: one message for each instance that gets work."""
         actions: list[Action] = []
         for version in self._dirty:
+            if not version.queue:
+                continue
             for instance, batches in assign(version, self._settings):
                 actions.append(self._execute(version, instance, batches, now))
         self._dirty.clear()

@@ -45,6 +45,11 @@ log = structlog.get_logger()
 
 # A stub that lets so many messages lie does not read any more; what it holds is far fewer (Instance.room).
 _SEND_QUEUE = 1000
+# Plain ints: the arithmetic of pyzmq's enums costs as much as a send.
+_TIMER_S = 0.1  # as long as a lease of read outputs may wait (BrokerSettings.release_delay_ns)
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE_FOLLOWS = int(zmq.SNDMORE | zmq.NOBLOCK)
+_RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class BrokerServer:
@@ -67,7 +72,6 @@ class BrokerServer:
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._do: dict[type, Callable[[Any], None]] = {
@@ -114,7 +118,8 @@ class BrokerServer:
 
     def release(self, origin: str, lease: int) -> None:
         self.core.handle(OutputsRead(origin, lease), time.monotonic_ns())
-        self._set_timer()
+        if self._timer is None:
+            self._set_timer()
 
     def stub_died(self, key: str, status: int) -> None:
         segment = self._status_words.pop(key, None)
@@ -138,9 +143,9 @@ class BrokerServer:
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._carry_out(self.core.handle(event, now))
-        if self._dispatch(now) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._dispatch(now) and self._has_input():
             self._on_readable()
-        else:
+        elif self._timer is None:
             self._set_timer()
 
     def _on_readable(self) -> None:
@@ -148,9 +153,13 @@ class BrokerServer:
         while True:
             now = time.monotonic_ns()
             self._receive(now)
-            if not self._dispatch(now) or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not self._dispatch(now) or not self._has_input():
                 break
-        self._set_timer()
+        if self._timer is None:
+            self._set_timer()
+
+    def _has_input(self) -> bool:
+        return bool(self._socket.get(_EVENTS) & _POLLIN)
 
     def _dispatch(self, now: int) -> bool:
         """Whether anything was sent: then the socket must be looked at again."""
@@ -159,33 +168,37 @@ class BrokerServer:
         return bool(actions)
 
     def _receive(self, now: int) -> None:
-        receive, more = self._socket.recv, self._socket.getsockopt
+        """All that is in the socket. Asking whether there is more is cheaper than the exception for there being none."""
+        receive, get = self._socket.recv, self._socket.get
         while True:
             try:
-                key = receive(zmq.NOBLOCK).decode("ascii")
+                key = receive(_NOBLOCK).decode("ascii")
             except zmq.Again:
                 return
-            header: bytes = receive(zmq.NOBLOCK)
+            header: bytes = receive(_NOBLOCK)
             frames: list[memoryview | bytes] = []
-            while more(zmq.RCVMORE):
-                frames.append(receive(zmq.NOBLOCK, copy=False).buffer)
-            try:
-                message = decode_from_stub(header)
-            except ProtocolError as fault:
-                log.error("a stub broke the protocol", stub=key, cause=str(fault))
-                self._carry_out([Kill(key)])
-                continue
-            self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
+            while get(_RCVMORE):
+                frames.append(receive(_NOBLOCK, copy=False).buffer)
+            self._heard(key, header, frames, now)
+            if not self._has_input():
+                return
+
+    def _heard(self, key: str, header: bytes, frames: Frames, now: int) -> None:
+        try:
+            message = decode_from_stub(header)
+        except ProtocolError as fault:
+            log.error("a stub broke the protocol", stub=key, cause=str(fault))
+            self._carry_out([Kill(key)])
+            return
+        self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
 
     def _set_timer(self) -> None:
-        """A timer that fires early does no harm, so a later deadline leaves it as it is."""
+        """While any deadline is ahead a timer runs, of ``_TIMER_S`` at most: no deadline is set for sooner than that,
+        so a running timer need not be looked at."""
         at = self.core.next_deadline()
-        if at is None or (self._timer is not None and self._timer_at <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_later(max(0, at - time.monotonic_ns()) / 1e9, self._on_timer)
+        if at is not None:
+            delay_s = min(max(0, at - time.monotonic_ns()) / 1e9, _TIMER_S)
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -208,7 +221,7 @@ class BrokerServer:
             message, frames = self._inline(message, list(frames))
         header = encode_to_stub(message)
         try:
-            self._socket.send(key.encode("ascii"), zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(key.encode("ascii"), _MORE_FOLLOWS)
         except zmq.Again:
             log.error("a stub does not read its messages", stub=key)
             self._carry_out([Kill(key)])
@@ -218,10 +231,10 @@ class BrokerServer:
                 raise
             return  # it has died; what was meant for it is in its Instance and goes back with StubDied
         if not frames:
-            self._socket.send(header, zmq.NOBLOCK)
+            self._socket.send(header, _NOBLOCK)
             return
-        self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
-        self._socket.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+        self._socket.send(header, _MORE_FOLLOWS)
+        self._socket.send_multipart(list(frames), _NOBLOCK, copy=False)
 
     def _inline(self, message: Execute, frames: list[memoryview | bytes]) -> tuple[Execute, Frames]:
         """For a stub that does not share our memory: every tensor by handle becomes a frame."""
