@@ -88,9 +88,7 @@ class GrpcEngine:
         with contextlib.suppress(RuntimeError):
             bound = self._server.add_http2_port(f"{host}:{self.port}".encode())
         if not bound:
-            raise Unavailable(
-                f"failed to start GRPC service: Unavailable - Socket '{self._address}:{self.port}' already in use"
-            )
+            raise Unavailable(f"Socket '{self._address}:{self.port}' already in use")
         return bound
 
     # --- the poller thread ----------------------------------------------------------------------------------------

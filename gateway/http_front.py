@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 
 from gateway.dataplane import DataPlane
 from gateway.http_connection import Connection
 from gateway.http_routes import Endpoints
+from protocol.errors import Unavailable
 
 _BACKLOG = 1024
 _RECEIVE_NBYTES = 256 << 10
-
-
-class PortInUse(Exception):
-    """``str(error)`` is the line for the operator."""
 
 
 class HttpFront:
@@ -31,44 +29,31 @@ class HttpFront:
         self._all_gone = asyncio.Event()
 
     async def start(self) -> None:
-        """Listen; ``port`` is the real one then. Raises PortInUse."""
+        """Listen; ``port`` is the real one then. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._connection, self.address, self.port, backlog=_BACKLOG)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise PortInUse(
-                f"failed to start HTTP service: Unavailable - Socket '{self.address}:{self.port}' already in use"
-            ) from None
+            reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+            raise Unavailable(f"Socket '{self.address}:{self.port}' {reason}") from None
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def stop_accepting(self) -> None:
-        """No new connection, no new inference on an open one; idle connections are closed."""
+    async def drain(self, timeout_s: float) -> None:
+        """No new connection, no new inference on an open one; those that run may finish. What still runs at the
+        deadline is cancelled."""
         self._endpoints.exiting = True
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
-
-    async def drain(self, deadline: float) -> int:
-        """``stop_accepting``, then let running requests finish until ``deadline`` (the loop's time). Returns the
-        number of connections that are left."""
-        self.stop_accepting()
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self.connections:
-                    self._all_gone.clear()
-                    await self._all_gone.wait()
-        except TimeoutError:
-            pass
-        return len(self.connections)
-
-    async def close(self) -> None:
-        """End everything now; running inferences are cancelled."""
-        self.stop_accepting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._until_all_are_gone()
         for connection in list(self.connections):
             connection.abort()
+        await self._until_all_are_gone()
+
+    async def _until_all_are_gone(self) -> None:
         while self.connections:
             self._all_gone.clear()
             await self._all_gone.wait()

@@ -134,24 +134,16 @@ class Server:
 
         address = self._settings.grpc_address
         engine = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
-        try:
-            await engine.start()
-        except Unavailable as error:
-            raise CannotListen(str(error)) from None
+        await _listen("GRPC", engine)
         self._grpc = engine
         log.info(f"Started GRPCInferenceService at {address}:{engine.port}")
 
     async def _start_http(self, dataplane: DataPlane) -> None:
-        from gateway.http_front import HttpFront, PortInUse
+        from gateway.http_front import HttpFront
 
         settings = self._settings
         front = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
-        try:
-            await front.start()
-        except PortInUse as error:
-            raise CannotListen(str(error)) from None
-        except OSError as error:
-            raise CannotListen(f"failed to start HTTP service: {error}") from None
+        await _listen("HTTP", front)
         self._http = front
         log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
 
@@ -207,7 +199,7 @@ class Server:
         """They refuse new work from now on, answer what they have, and close."""
         timeout_s = self._settings.exit_timeout_secs
         if self._http is not None:
-            yield self._http.drain(asyncio.get_running_loop().time() + timeout_s)
+            yield self._http.drain(timeout_s)
         if self._grpc is not None:
             yield self._grpc.drain(timeout_s)
 
@@ -240,6 +232,13 @@ def _import_fronts(settings: ServeSettings) -> None:
         importlib.import_module("gateway.grpc_engine")
     if settings.allow_http:
         importlib.import_module("gateway.http_front")
+
+
+async def _listen(service: str, front: HttpFront | GrpcEngine) -> None:
+    try:
+        await front.start()
+    except Unavailable as error:
+        raise CannotListen(f"failed to start {service} service: Unavailable - {error}") from None
 
 
 def _said(line: ModelSaid) -> None:
