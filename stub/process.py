@@ -8,13 +8,12 @@ model happens in the main thread.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import types
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import logger
+from . import logger, signals
 from .channel import Channel
 from .session import PlacedTensor, Session
 from .shared import errors, messages, segment, shm_errors, store
@@ -66,24 +65,8 @@ def _become_stub(title: str) -> None:
     sys.argv[:] = [""]
     # Processes that the model starts by multiprocessing run the file of __main__ again, unless it has none.
     sys.modules["__main__"] = types.ModuleType("__main__")
-    # The server alone decides when a stub ends, also when a terminal sends Ctrl-C to all. A handler, not SIG_IGN, since
-    # programs that the model runs would inherit that.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)
-    os.register_at_fork(after_in_child=_restore_signals)
+    signals.ignore()
     _reseed()
-
-
-def _ignore(number: int, frame: Optional[types.FrameType]) -> None:
-    pass
-
-
-def _restore_signals() -> None:
-    """In a process that the model forks: ``Process.terminate`` must work on it."""
-    if signal.getsignal(signal.SIGINT) is _ignore:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is _ignore:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _reseed() -> None:

@@ -464,6 +464,26 @@ def test_processes_of_a_model_can_be_terminated(broker, model, start):
     assert broker.values(broker.infer(1)) == [-signal.SIGTERM, -signal.SIGTERM]
 
 
+def test_a_process_of_a_model_can_be_terminated_before_its_first_line(broker, model):
+    broker.start()
+    terminate = """
+    def answer(self, array):
+        left = 0
+        for _ in range(200):
+            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+            process.start()
+            process.terminate()
+            process.join(5)
+            if process.exitcode is None:
+                process.kill()
+                left += 1
+                break
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([left], np.float32))])
+    """
+    broker.serve(model(terminate, PROCESSES + ECHO))
+    assert broker.values(broker.infer(1)) == [0]
+
+
 def test_a_process_that_the_model_forks_never_speaks_for_the_stub(broker, model):
     broker.start()
     fork = """
