@@ -159,7 +159,7 @@ class BrokerServer:
             self._set_timer()
 
     def _has_input(self) -> bool:
-        return bool(self._socket.get(_EVENTS) & _POLLIN)
+        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def _dispatch(self, now: int) -> bool:
         """Whether anything was sent: then the socket must be looked at again."""
@@ -168,7 +168,7 @@ class BrokerServer:
         return bool(actions)
 
     def _receive(self, now: int) -> None:
-        """All that is in the socket. Asking whether there is more is cheaper than the exception for there being none."""
+        """All that is in the socket. To ask whether there is more costs less than the exception for none."""
         receive, get = self._socket.recv, self._socket.get
         while True:
             try:

@@ -18,6 +18,7 @@ import zmq
 from . import codec
 from .shared import messages
 
+_RCVMORE = int(zmq.RCVMORE)  # pyzmq's enums are slow
 _LINGER_MS = 2000  # at exit; a server that does not read for longer will not miss our Goodbye
 # Answered by libzmq's own thread, so only a stopped or vanished peer fails to. A server that is stopped for a while
 # (a debugger, a laptop's lid) must find its stubs again.
@@ -38,6 +39,7 @@ class Channel:
 
     def __init__(self, bus: str, key: str) -> None:
         self._pid = os.getpid()
+        self._owner = threading.get_ident()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.routing_id = key.encode()
@@ -64,8 +66,11 @@ class Channel:
             os._exit(1)  # a process that the model forked has come back to us by an exception, as if it were the stub
         header = codec.encode(message)
         with self._lock:
-            self._socket.send_multipart([header, *frames])
-        if threading.current_thread() is not threading.main_thread():
+            if frames:
+                self._socket.send_multipart([header, *frames])
+            else:
+                self._socket.send(header)
+        if threading.get_ident() != self._owner:
             self._wake()
 
     def receive(self, timeout_ms: int = -1) -> Optional[Received]:
@@ -88,7 +93,7 @@ class Channel:
         except zmq.Again:
             return None
         frames = []
-        while self._socket.getsockopt(zmq.RCVMORE):
+        while self._socket.get(_RCVMORE):
             frames.append(self._socket.recv(copy=False).buffer)
         return Received(codec.decode(header), frames)
 

@@ -1,6 +1,7 @@
-"""Plain msgpack: bytes become a typed message or a ProtocolError here and nowhere else in a stub.
+"""MessagePack in a stub: bytes become a typed message or a ProtocolError here and nowhere else.
 
-The counterpart of protocol/codec.py, which needs msgspec; a test proves that both write the same bytes.
+By msgspec where the interpreter has it, as in the server's own; a foreign one need only have msgpack. Tests run both
+on the same bytes, and prove that what is written is what protocol/codec.py writes and reads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from .shared import errors, messages
 
 ToStub = Union[messages.Load, messages.Execute, messages.Finish]
 
-_pack = msgpack.Packer().pack
+try:
+    import msgspec
+except ImportError:  # an interpreter other than the server's
+    msgspec = None  # type: ignore[assignment]
+
+_pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode if msgspec else msgpack.Packer().pack
 _pack_any_text = msgpack.Packer(unicode_errors="backslashreplace").pack
 _SCALARS = {bool, int, float, str}
 
@@ -27,8 +33,8 @@ def encode(message: messages.ToBroker) -> bytes:
     return data
 
 
-def decode(data: Union[bytes, memoryview]) -> ToStub:
-    """One header frame from the broker. Raises ProtocolError."""
+def decode_plain(data: Union[bytes, memoryview]) -> ToStub:
+    """One header frame from the broker, without msgspec. Raises ProtocolError."""
     try:
         kind, *fields = msgpack.unpackb(data, use_list=False)
         return _DECODERS[kind](*fields)
@@ -97,8 +103,6 @@ def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any) -> mes
     _expect(int, *shape)
     if type(place) is not int:
         place = _handle(*place)
-    elif place < 0:
-        raise ValueError("a frame's index is negative")
     return messages.TensorRef(name, datatype, shape, place)
 
 
@@ -119,3 +123,22 @@ _DECODERS: Dict[object, Callable[..., ToStub]] = {
     messages.EXECUTE: _execute,
     messages.FINISH: _finish,
 }
+
+
+def decode_typed(data: Union[bytes, memoryview]) -> ToStub:
+    """The same by msgspec."""
+    # [array, string of length 1, kind, ...]: the kind is the third byte of every message.
+    decoder = _TYPED.get(data[2]) if len(data) > 2 else None
+    if decoder is None:
+        raise errors.ProtocolError("unknown message kind")
+    try:
+        message: ToStub = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.ProtocolError("malformed message: {}".format(error)) from None
+    return message
+
+
+_TYPED: Dict[int, Any] = {}
+if msgspec:
+    _TYPED = {ord(kind): msgspec.msgpack.Decoder(message) for kind, message in messages.TO_STUB.items()}
+decode = decode_typed if msgspec else decode_plain

@@ -257,9 +257,13 @@ class Loop:
         def view(tensor: messages.TensorRef) -> memoryview:
             place = tensor.place
             try:
-                return frames[place] if isinstance(place, int) else self._reader.view(*place)
+                if not isinstance(place, int):
+                    return self._reader.view(*place)
+                if place >= 0:
+                    return frames[place]
             except (IndexError, shm_errors.BadHandle):
-                raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name)) from None
+                pass
+            raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name))
 
         for batch in batches:
             if self._answers.would_wait_too_long(time.monotonic_ns()):
