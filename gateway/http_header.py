@@ -256,7 +256,9 @@ def _careful_input(item: Any, max_input_size: int) -> HeaderInput:
         raise _no_region(region)
     if size is not MISSING:
         return HeaderInput(name, datatype, shape, _parsed("binary_data_size", http_json.as_uint, size), b"")
-    return HeaderInput(name, datatype, shape, -1, _careful_data(name, datatype, count, tree, max_input_size))
+    # No model takes a tensor without dimensions: its shape is what it will be refused for, whatever the data.
+    data = _careful_data(name, datatype, count, tree, max_input_size) if shape else b""
+    return HeaderInput(name, datatype, shape, -1, data)
 
 
 def _careful_data(name: str, datatype: str, count: int, tree: Any, max_input_size: int) -> bytes:

@@ -40,6 +40,12 @@ def test_json_data_is_converted() -> None:
     assert read({"inputs": [DATA]}).inputs == [HeaderInput("A", "FP32", [2], -1, struct.pack("<2f", 1, 2))]
 
 
+@pytest.mark.parametrize("data", [[], [[]], [1, 2]])
+def test_data_without_dimensions_is_not_looked_at(data: list[Any]) -> None:
+    """The shape is refused later, with Triton's text for the model."""
+    assert read(with_input(shape=[], data=data)).inputs == [HeaderInput("A", "FP32", [], -1, b"")]
+
+
 def test_request_parameters_have_meanings_or_go_to_the_model() -> None:
     own = {"x": "s", "y": 1, "z": True, "w": 1.5}
     known = {"sequence_id": 5, "sequence_start": True, "sequence_end": True, "priority": 3, "timeout": 9}
