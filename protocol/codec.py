@@ -15,6 +15,7 @@ from protocol.messages import TO_BROKER, ToBroker
 _ENCODER = msgspec.msgpack.Encoder()
 encode_to_stub = _ENCODER.encode  # a ToStub message to bytes
 
+_FIXSTR_1 = 0xA1
 _FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(message) for kind, message in TO_BROKER.items()
 }
@@ -23,7 +24,7 @@ _FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
 def decode_from_stub(data: bytes | memoryview) -> ToBroker:
     """One header frame from a stub. Raises ProtocolError."""
     # [fixarray, fixstr of length 1, kind, ...]: the kind is the third byte of every message.
-    decoder = _FROM_STUB.get(chr(data[2])) if len(data) > 2 else None
+    decoder = _FROM_STUB.get(chr(data[2])) if len(data) > 2 and data[1] == _FIXSTR_1 else None
     if decoder is None:
         raise ProtocolError("unknown message kind")
     try:

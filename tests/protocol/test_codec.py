@@ -102,6 +102,8 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data):
         ["?", 1, 2],
         ["H", "one", 2],
         ["H", 1],
+        ["Hx", 1, 2],
+        [["H"], 1, 2],
         ["S", [[1, 2, 3, 4, False, [[1, [["x", "FP32", [1], "a place"]]]]]], []],
         ["E", [], []],  # a message to stubs
         {"kind": "H"},
