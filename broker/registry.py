@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from broker.instance import Instance, InstanceState
 from broker.model import ModelVersion, VersionState
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.signature import IndexEntry, Signature
@@ -80,6 +81,18 @@ class Registry:
         return all(one.state is VersionState.READY and one.healthy() for one in self) and all(
             self._models[name] for name in self._models
         )
+
+    def ailing(self) -> Iterator[tuple[ModelVersion, Instance]]:
+        """READY versions with an instance that does not serve; one such instance of each."""
+        for version in self:
+            for instance in version.instances:
+                if version.state is VersionState.READY and instance.state is not InstanceState.READY:
+                    yield version, instance
+                    break
+
+    def unfinished(self) -> list[ModelVersion]:
+        """Those of which an instance may still have a process."""
+        return [one for one in self if not one.gone()]
 
     def select(self, model: str, version: int) -> list[ModelVersion]:
         """The READY versions that statistics are asked of. Raises InvalidArgument."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import structlog
+
+from broker.recovery import not_healthy
 from broker.server import BrokerServer
 from broker.statistics import statistics
 from gateway.bus import Frames, ReplySink
 from protocol.messages import Request
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
+
+log = structlog.get_logger()
 
 
 class EmbeddedBus:
@@ -37,10 +42,22 @@ class EmbeddedBus:
         return not self._broker.core.stopping
 
     def ready(self) -> bool:
-        return self.live() and (not self._strict_readiness or self._registry.all_ready())
+        ready = not self._strict_readiness or self._registry.all_ready()
+        if not ready:
+            self._say_why(None)
+        return ready and self.live()
 
     def model_ready(self, model: str, version: int) -> bool:
-        return self._registry.model_ready(model, version)
+        ready = self._registry.model_ready(model, version)
+        if not ready:
+            self._say_why(model)
+        return ready
+
+    def _say_why(self, model: str | None) -> None:
+        """Whoever reads the log after a probe has failed finds the instance that is to blame."""
+        for version, instance in self._registry.ailing():
+            if model in (None, version.name):
+                log.warning(f"Model '{version.name}' version {version.version} is not ready: {not_healthy(instance)}")
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         return [statistics(one) for one in self._registry.select(model, version)]

@@ -182,10 +182,10 @@ class Server:
         self.broker.post(StopServing())
         fronts = asyncio.gather(*self._drain_fronts())
         log.info("Waiting for in-flight requests to complete.")
-        drained = await self._within(deadline, self._drained)
+        drained = await _within(deadline, self._drained, self._say_in_flight)
         await fronts
         log.info("All models are stopped, unloading models")
-        finished = drained and await self._within(deadline, lambda: not self.broker.core.processes)
+        finished = drained and await _within(deadline, self._finished, self._say_live)
         if self._metrics is not None:
             self._metrics.close()
         await self._launcher.close()
@@ -206,24 +206,33 @@ class Server:
     def _drained(self) -> bool:
         return not self.broker.core.in_flight()
 
-    async def _within(self, deadline: float, done: Callable[[], bool]) -> bool:
-        """Waits for ``done``, saying each second what is still in flight."""
-        say_at = time.monotonic() + 1
-        while not done():
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            if now >= say_at:
-                say_at += 1
-                self._say_in_flight(deadline - now)
-            await asyncio.sleep(0.01)
-        return True
+    def _finished(self) -> bool:
+        return not self.broker.core.processes
 
     def _say_in_flight(self, left_s: float) -> None:
         in_flight = self.broker.core.in_flight()
         log.info(f"Timeout {left_s:.0f}: Found {len(in_flight)} model versions that have in-flight inferences")
         for name, count in in_flight.items():
             log.info(f"Model {name} has {count} in-flight inferences")
+
+    def _say_live(self, left_s: float) -> None:
+        live = len(self.broker.core.registry.unfinished())
+        log.info(f"Timeout {left_s:.0f}: Found {live} live models and 0 in-flight non-inference requests")
+
+
+async def _within(deadline: float, done: Callable[[], bool], say: Callable[[float], None]) -> bool:
+    """Waits for ``done``; at once and each second ``say`` is told the seconds that are left."""
+    say_at = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now >= say_at:
+            say_at += 1
+            say(max(0.0, deadline - now))
+        if done():
+            return True
+        if now >= deadline:
+            return False
+        await asyncio.sleep(0.01)
 
 
 def _import_fronts(settings: ServeSettings) -> None:

@@ -126,8 +126,10 @@ def test_the_model_is_not_ready_while_an_instance_is_dead(bench):
     assert registry.model_ready("m", -1) and registry.all_ready()
     bench.die(bench.only())
     assert not registry.model_ready("m", -1) and not registry.all_ready()
+    assert [(version.name, instance.spec.name) for version, instance in registry.ailing()] == [("m", "m_0")]
     bench.bring_up()
     assert registry.model_ready("m", -1)
+    assert not list(registry.ailing())
 
 
 def test_restarts_back_off_and_requests_are_refused_meanwhile(bench):
