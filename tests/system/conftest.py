@@ -363,8 +363,9 @@ class Server:
         return total
 
     def descriptors(self) -> int:
-        """Open files of the server and its stubs."""
-        return sum(process.num_fds() for process in (self._tree, *self.stubs()))
+        """Open files and sockets of the server and its stubs, those of mapped segments left out."""
+        paths = [fd for process in (self._tree, *self.stubs()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return sum(os.path.lexists(path) and not os.path.realpath(path).startswith(str(SHM)) for path in paths)
 
     # -- the end
 

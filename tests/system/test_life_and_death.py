@@ -67,6 +67,7 @@ def test_a_model_that_dies_fails_the_request_inside_it_and_comes_back(
     assert not server.ready("die")
     assert not server.ready()
     assert server.get("/v2/health/live").status == 200
+    assert server.lines("Model 'die' version 1 is not ready: Stub process 'die_0_0' is not healthy.")
 
     (again,) = together(1, [lambda: (flag("go").touch(), server.post("die", [1.0]))[1]])
     assert again.data == [1.0]

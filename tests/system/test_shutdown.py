@@ -115,6 +115,10 @@ def test_what_is_in_flight_and_in_the_queue_is_answered(
         assert client.answer().data == [value]
     assert server.wait() == 0
     assert gate.finalized == 1
+    told = ["Waiting for in-flight requests to complete.", "Found 1 model versions that have in-flight inferences"]
+    told += ["Model 'gated' (version 1) has 8 in-flight inferences", "All models are stopped, unloading models"]
+    told += ["Found 1 live models and 0 in-flight non-inference requests"]
+    assert [line for line in told if not server.lines(line)] == []
 
 
 def test_the_door_closes_before_the_models_go(repository: Repository, start: Start, gate: Gate) -> None:
