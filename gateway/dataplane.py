@@ -24,6 +24,7 @@ from shm.errors import BadHandle, BadSegment, ShmFull
 if TYPE_CHECKING:
     from shm.store import Block, Reader, Store
 
+LARGE_NBYTES = 64 << 20  # of a call's inputs, or of one of its outputs
 SERVER_VERSION = "2.73.0"  # the Triton release whose behaviour we follow: clients parse major.minor
 EXTENSIONS = (
     "classification",
@@ -176,6 +177,8 @@ class _Pending:
                 view = plane.reader.view
                 for name, datatype, shape, place in response.outputs:
                     data = frames[place] if isinstance(place, int) else view(*place)
+                    if len(data) > LARGE_NBYTES:
+                        plane.large_calls += 1
                     outputs.append(OutputTensor(name, datatype, shape, data))
                 if self.classes:
                     outputs = [self._classified(output) for output in outputs]
@@ -224,6 +227,7 @@ class DataPlane:
         self.reader = reader
         self.log_settings = log_settings  # the fronts read and change them
         self.pending: dict[int, _Pending] = {}
+        self.large_calls = 0  # so far: each may have left as much behind in the heap
         self._server_id = server_id
         self._ids = count(1)
         self._checkers: dict[tuple[str, int], Checker] = {}
@@ -288,6 +292,8 @@ class DataPlane:
         for tensor in call.inputs:
             if tensor.offset < 0:
                 total += (len(tensor.data) + 63) & ~63
+        if total > LARGE_NBYTES:
+            self.large_calls += 1
         block: Block | None = None
         if total or call.block is None:
             try:

@@ -31,6 +31,7 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
+from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.logs import current_settings, log_line, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.settings import ServeSettings
@@ -112,15 +113,14 @@ class Server:
         if settings.exit_on_error and any(row.state != VersionState.READY.value for row in index):
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
-        await self._start_fronts()
-        self._housekeeping = asyncio.create_task(self._keep_house())
-
-    async def _start_fronts(self) -> None:
-        """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
-
-        settings = self._settings
         bus = EmbeddedBus(self.broker, settings.strict_readiness)
         dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
+        await self._start_fronts(dataplane)
+        self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
+
+    async def _start_fronts(self, dataplane: DataPlane) -> None:
+        """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
+        settings = self._settings
         if settings.allow_grpc:
             await self._start_grpc(dataplane)
         if settings.allow_http:
@@ -165,12 +165,15 @@ class Server:
         self._metrics = endpoint
         log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
 
-    async def _keep_house(self) -> None:
+    async def _keep_house(self, dataplane: DataPlane) -> None:
         """Gives memory back that has not been used for a while."""
+        trim = HeapTrim()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._store.trim(time.monotonic())
             self._reader.trim()
+            if trim.due(dataplane.large_calls):
+                await asyncio.to_thread(malloc_trim)
 
     # --- stop -----------------------------------------------------------------------------------------------------
 

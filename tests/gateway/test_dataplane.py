@@ -177,6 +177,13 @@ def test_inputs_stay_until_the_final_response(bus: FakeBus) -> None:
     assert memory_in_use(bus.gateway_store) == 0 and not bus.plane.pending
 
 
+@pytest.mark.parametrize(("nbytes", "times"), [(64 << 20, 0), ((64 << 20) + 1, 2)])
+def test_large_calls_are_counted_both_ways(bus: FakeBus, nbytes: int, times: int) -> None:
+    [reply] = replies(bus, InferCall("id_uint8", -1, [InputTensor("INPUT0", "UINT8", [nbytes], bytes(nbytes))]))
+    reply.release()
+    assert bus.plane.large_calls == times
+
+
 def test_a_reloaded_model_is_checked_against_its_new_signature(bus: FakeBus) -> None:
     old = bus.plane.checker(bus.signature("add_sub", -1))
     assert bus.plane.checker(bus.signature("add_sub", -1)) is old
