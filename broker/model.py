@@ -10,6 +10,7 @@ from broker.instance import Instance, InstanceState
 from broker.model_config import ModelConfig
 from broker.queue import RequestQueue
 from metrics.recorder import ModelRecorder
+from protocol.errors import ServingError
 from protocol.signature import Signature
 
 
@@ -22,6 +23,9 @@ class VersionState(Enum):
     UNLOADING = "UNLOADING"
 
 
+Labels = Mapping[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class VersionSource:
     """Where a model version comes from."""
@@ -30,7 +34,8 @@ class VersionSource:
     version: int
     directory: str  # <repository>/<model>
     config: ModelConfig
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by output, from its label file
+    labels: Labels = field(default_factory=dict)  # by output, from its label file
+    refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
 
     @property
     def model_file(self) -> str:

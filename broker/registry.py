@@ -18,12 +18,18 @@ class Registry:
     def __init__(self) -> None:
         self._models: dict[str, dict[int, ModelVersion]] = {}
         self._reasons: dict[str, str] = {}  # of models that have no version to carry it
+        self._failures: set[str] = set()
 
     def add_name(self, model: str, reason: str = "") -> None:
-        """A model that the repositories hold, though perhaps nothing of it can be loaded."""
+        """A model whose directory could not be read as one: the index has its name, requests do not find it."""
         self._models.setdefault(model, {})
+        self._failures.add(model)
         if reason:
             self._reasons[model] = reason
+
+    def add_failure(self, model: str) -> None:
+        """A model without a version to load, of which the index says nothing."""
+        self._failures.add(model)
 
     def add(self, version: ModelVersion) -> None:
         self._models.setdefault(version.name, {})[version.version] = version
@@ -35,7 +41,7 @@ class Registry:
     def find(self, model: str, version: int) -> ModelVersion:
         """The version a request means; -1 is the highest READY one. Raises NotFound or Unavailable."""
         versions = self._models.get(model)
-        if versions is None:
+        if not versions:
             raise NotFound(f"{_UNKNOWN}'{model}' is not found")
         if version < 0:
             return self._highest_ready(model, versions)
@@ -74,13 +80,13 @@ class Registry:
             raise
         return found.healthy()
 
+    def all_loaded(self) -> bool:
+        """Nothing is loading or has failed."""
+        return not self._failures and all(one.state is VersionState.READY for one in self)
+
     def all_ready(self) -> bool:
-        """Strict readiness: nothing is loading or has failed, and every instance lives."""
-        if self._reasons:
-            return False
-        return all(one.state is VersionState.READY and one.healthy() for one in self) and all(
-            self._models[name] for name in self._models
-        )
+        """Strict readiness: all is loaded, and every instance lives."""
+        return self.all_loaded() and all(one.healthy() for one in self)
 
     def ailing(self) -> Iterator[tuple[ModelVersion, Instance]]:
         """READY versions with an instance that does not serve; one such instance of each."""

@@ -67,6 +67,8 @@ class Startup:
 
     def _configure(self, version: ModelVersion, now: int) -> list[Action]:
         try:
+            if version.source.refusal is not None:
+                raise version.source.refusal
             version.config = config_loading.prepare(version.config)
         except ServingError as error:
             return self.fail(version, error, now)

@@ -162,8 +162,8 @@ def receive(
     tensor._shape = shape
     dtype = DTYPE.get(datatype)
     if not len(data):
-        tensor._array = np.empty(shape, dtype or object)
-        tensor._data = b"" if dtype is None else None
+        tensor._array = None if datatype == "BF16" else np.empty(shape, dtype or object)
+        tensor._data = np.empty(0, _BF16_BITS) if datatype == "BF16" else b"" if dtype is None else None
         return tensor, None
     if data.readonly:  # an inline frame; models may write to their inputs
         data = memoryview(bytearray(data))

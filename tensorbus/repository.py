@@ -9,7 +9,7 @@ import structlog
 
 from broker import config_files, repository
 from broker.events import LoadModels
-from broker.model import VersionSource
+from broker.model import Labels, VersionSource
 from broker.registry import Registry
 from broker.server import BrokerServer
 from protocol.errors import ServingError
@@ -34,17 +34,27 @@ async def load_repositories(broker: BrokerServer, repositories: Sequence[str], a
 
 
 def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[VersionSource]:
-    registry.add_name(directory.name)
     try:
         versions, lines = repository.versions_to_load(directory)
-        labels = config_files.read_labels(directory.config, directory.path)
-        config_files.check_initial_states(directory.config, directory.path)
     except ServingError as error:
         log.error(f"failed to load model '{directory.name}': {error}")
-        registry.add_name(directory.name, error.status_text())
+        registry.add_failure(directory.name)
         return []
     _say(lines)
-    return [VersionSource(directory.name, version, directory.path, directory.config, labels) for version in versions]
+    labels, refusal = _read_files(directory)
+    return [
+        VersionSource(directory.name, version, directory.path, directory.config, labels, refusal)
+        for version in versions
+    ]
+
+
+def _read_files(directory: repository.ModelDirectory) -> tuple[Labels, ServingError | None]:
+    """The labels, or why the files that the configuration names will not do."""
+    try:
+        config_files.check_initial_states(directory.config, directory.path)
+        return config_files.read_labels(directory.config, directory.path), None
+    except ServingError as error:
+        return {}, error
 
 
 async def _loaded(broker: BrokerServer, total: int) -> None:

@@ -18,7 +18,6 @@ import structlog
 
 from broker.core import Core
 from broker.events import ModelSaid, StopServing
-from broker.model import VersionState
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
@@ -110,7 +109,7 @@ class Server:
         log_table(backends_table({"python": ""}, settings))
         log_table(models_table(index))
         log_table(options_table(settings, SERVER_VERSION, EXTENSIONS))
-        if settings.exit_on_error and any(row.state != VersionState.READY.value for row in index):
+        if settings.exit_on_error and not self.broker.core.registry.all_loaded():
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
         bus = EmbeddedBus(self.broker, settings.strict_readiness)
