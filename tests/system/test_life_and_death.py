@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.system.conftest import Answer, Background, Repository, Server, Start, eventually, title_of, together
+from tests.system.conftest import SHM, Answer, Background, Repository, Server, Start, eventually, title_of, together
 
 Flag = Callable[[str], Path]
 
@@ -318,10 +318,33 @@ def test_what_a_model_has_started_ends_with_it(repository: Repository, start: St
     eventually(lambda: not child.is_running())
 
 
-def test_the_server_exits_cleanly_although_a_model_was_killed(repository: Repository, start: Start) -> None:
+def test_the_server_exits_cleanly_although_a_model_is_killed_in_finalize(
+    repository: Repository, start: Start, flag: Flag
+) -> None:
+    code = f"""
+    def finalize(self):
+        open({str(flag("inside"))!r}, "w").close()
+        wait_for({str(flag("never"))!r})
+    """
     repository.add("ident")
-    repository.add("never", "def initialize(self, args):\n    if os.path.exists('/nonexistent'): pass")
+    repository.add("stubborn", code)
     server = start()
-    for stub in server.stubs():
-        os.kill(stub.pid, signal.SIGKILL)
-    assert server.terminate() == 0
+    stub = server.stub("stubborn")
+    server.signal(signal.SIGTERM)
+    eventually(flag("inside").exists)
+    stub.kill()
+    assert server.wait() == 0
+
+
+@pytest.mark.xfail(strict=True, reason="a segment whose maker was killed before it had a header is taken for nobody's")
+def test_a_half_made_segment_of_a_dead_process_is_swept(repository: Repository, start: Start) -> None:
+    """A stub that is killed while it starts leaves one now and then."""
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    segment = SHM / f"tensorbus-{dead}-{'0' * 32}"
+    segment.write_bytes(bytes(4096))
+    try:
+        repository.add("ident")
+        assert start().terminate() == 0
+        assert not segment.exists()
+    finally:
+        segment.unlink(missing_ok=True)
