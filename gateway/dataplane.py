@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.bus import Bus, Frames
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
-from gateway.validation import Checker
+from gateway.validation import Checker, client_shape
 from protocol.errors import InternalError, InvalidArgument, ServingError, error_of
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
@@ -144,15 +144,16 @@ class ModelMetadata(NamedTuple):
 class _Pending:
     """A submitted request: the ReplySink that turns Responses into Replies and ends the input lease."""
 
-    __slots__ = ("blocks", "classes", "id", "plane", "request_id", "signature", "sink")
+    __slots__ = ("blocks", "classes", "id", "plane", "request_id", "reshaped", "signature", "sink")
 
     def __init__(
-        self, plane: DataPlane, id: int, blocks: list[Block], signature: Signature, call: InferCall, sink: Sink
+        self, plane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, sink: Sink
     ) -> None:
         self.plane = plane
         self.id = id
         self.blocks = blocks
-        self.signature = signature
+        self.signature = checker.signature
+        self.reshaped = checker.reshaped
         self.request_id = call.request_id
         self.classes = call.classes
         self.sink: Sink | None = sink  # None once cancelled
@@ -180,6 +181,8 @@ class _Pending:
                     if len(data) > LARGE_NBYTES:
                         plane.large_calls += 1
                     outputs.append(OutputTensor(name, datatype, shape, data))
+                if self.reshaped:
+                    outputs = [self._as_the_client_sees(output) for output in outputs]
                 if self.classes:
                     outputs = [self._classified(output) for output in outputs]
             except InvalidArgument as refused:
@@ -201,6 +204,12 @@ class _Pending:
                 response.lease,
             )
         )
+
+    def _as_the_client_sees(self, output: OutputTensor) -> OutputTensor:
+        spec = self.reshaped.get(output.name)
+        if spec is None:
+            return output
+        return output._replace(shape=client_shape(spec, self.signature.max_batch_size > 0, output.shape))
 
     def _classified(self, output: OutputTensor) -> OutputTensor:
         name, datatype, shape, data = output
@@ -240,7 +249,8 @@ class DataPlane:
         blocks: list[Block] = [] if call.block is None else [call.block]
         try:
             signature = call.signature or self.bus.signature(call.model, call.version)
-            shapes = self.checker(signature).check(call.request_id, call.inputs, call.outputs)
+            checker = self.checker(signature)
+            shapes = checker.check(call.request_id, call.inputs, call.outputs)
             id = next(self._ids)
             frames: list[memoryview | bytes] = []
             request = Request(
@@ -256,7 +266,7 @@ class DataPlane:
                 call.priority,
                 call.timeout_us,
             )
-            pending = _Pending(self, id, blocks, signature, call, sink)
+            pending = _Pending(self, id, blocks, checker, call, sink)
             self.bus.submit(request, frames, pending)
         except ServingError:
             for block in blocks:

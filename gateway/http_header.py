@@ -126,6 +126,9 @@ def _read_typed(text: bytes, max_input_size: int) -> InferHeader:
         count(b'"name"') != inputs + len(request.outputs)
         or not count(b'"shape"') == count(b'"datatype"') == inputs >= count(b'"data"')
         or count(b'"inputs"') != 1
+        or count(b'"id"') > 1
+        or count(b'"outputs"') > 1
+        or count(b'"parameters"') > 1 + inputs + len(request.outputs)
     ):
         raise ValueError("possibly a duplicate member")
     header = InferHeader([_typed_input(item, max_input_size) for item in request.inputs], request.id)

@@ -75,6 +75,7 @@ class Checker:
         self.signature = signature
         self._inputs = {spec.name: self._expected(spec) for spec in signature.inputs}
         self._outputs = frozenset(spec.name for spec in signature.outputs)
+        self.reshaped = {spec.name: spec for spec in signature.outputs if spec.reshape is not None}
         self._required = sum(not spec.optional for spec in signature.inputs)
         self._max_batch_size = signature.max_batch_size
 
@@ -244,3 +245,16 @@ def _reshaped(target: Shape, dims: list[int], given: list[int]) -> list[int]:
     """The target with its wildcards taken over from the given dims, left to right."""
     variable = iter([size for dim, size in zip(dims, given, strict=False) if dim == -1])
     return [next(variable) if dim == -1 else dim for dim in target]
+
+
+def client_shape(spec: TensorSpec, batching: bool, shape: Shape) -> Shape:
+    """An output's shape as the client sees it: the reshape undone. One that is not as configured stays as it is."""
+    reshape = spec.reshape
+    lead, rest = (shape[:1], shape[1:]) if batching else ((), shape)
+    if (
+        reshape is None
+        or len(rest) != len(reshape)
+        or any(want not in (-1, got) for want, got in zip(reshape, rest, strict=True))
+    ):
+        return shape
+    return (*lead, *_reshaped(spec.dims, list(reshape), list(rest)))

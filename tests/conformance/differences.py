@@ -49,6 +49,43 @@ _SUM = {
     }
 }
 
+_RETURNED_ERROR = "a response with an error counts as a failure here, so that operators see it; Triton counts a success"
+_FAILED_TWICE = (
+    {"status": 500},
+    {"status": 500, "body": '{"error":"not zero"}'},
+    {"status": 200},
+    {
+        "response": {
+            "model_stats": [
+                {
+                    "name": "failing",
+                    "version": "1",
+                    "execution_count": "2",
+                    "inference_stats": {
+                        "success": {},
+                        "fail": {"count": "2"},
+                        "queue": {},
+                        "compute_input": {},
+                        "compute_infer": {},
+                        "compute_output": {},
+                        "cache_hit": {},
+                        "cache_miss": {},
+                    },
+                    "batch_stats": [
+                        {
+                            "batch_size": "1",
+                            "compute_input": {"count": "2"},
+                            "compute_infer": {"count": "2"},
+                            "compute_output": {"count": "2"},
+                        }
+                    ],
+                }
+            ]
+        }
+    },
+    {"status": 200},
+)
+
 KNOWN_DIFFERENCES = {
     # --- HEAD instead of 2.51
     "http unknown model ready": Difference(_NOT_READY, (error(404, _UNKNOWN + "'nobody' is not found"),)),
@@ -167,6 +204,7 @@ KNOWN_DIFFERENCES = {
     "stream ended by nothing, though strict": Difference(
         _STREAM, ({"code": "OK", "responses": [_LOST, _SUM]},), fatal=True
     ),
+    "statistics after two failures": Difference(_RETURNED_ERROR, _FAILED_TWICE),
     "http classification of text": Difference(_CLASSES, ({"status": 400},), fatal=True),
     "http classification of booleans": Difference(_CLASSES, ({"status": 400},), fatal=True),
 }
