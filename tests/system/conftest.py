@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, RemoteDisconnected
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -257,7 +258,7 @@ class Server:
             try:
                 connection.request(method, path, body, dict(headers))
                 response = connection.getresponse()
-            except http.client.RemoteDisconnected:  # closed since the last call, before this one was read
+            except RemoteDisconnected:  # closed since the last call, before this one was read
                 connection.close()
                 connection.request(method, path, body, dict(headers))
                 response = connection.getresponse()
@@ -267,14 +268,20 @@ class Server:
             connection.close()
             raise
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self, timeout_s: float) -> HTTPConnection:
         connection = getattr(self._threads, "connection", None)
         if connection is None:
-            connection = self._threads.connection = http.client.HTTPConnection(self.http)
+            connection = self._threads.connection = HTTPConnection(self.http)
         connection.timeout = timeout_s
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
+        assert isinstance(connection, HTTPConnection)
         return connection
+
+    def connect(self) -> socket.socket:
+        """A bare connection to the HTTP port."""
+        host, port = self.http.split(":")
+        return socket.create_connection((host, int(port)), timeout=10)
 
     def ready(self, model: str = "") -> bool:
         status = self.get(f"/v2/models/{model}/ready" if model else "/v2/health/ready").status

@@ -69,8 +69,8 @@ def test_a_model_that_dies_fails_the_request_inside_it_and_comes_back(
     assert server.get("/v2/health/live").status == 200
     assert server.lines("Model 'die' version 1 is not ready: Stub process 'die_0_0' is not healthy.")
 
-    (again,) = together(1, [lambda: (flag("go").touch(), server.post("die", [1.0]))[1]])
-    assert again.data == [1.0]
+    flag("go").touch()
+    assert server.post("die", [1.0]).data == [1.0]
     assert server.ready("die")
     assert server.ready()
     assert not server.zombies()
@@ -259,6 +259,27 @@ def test_the_death_of_the_fork_server_is_survived(repository: Repository, start:
     eventually(server.ready)
     assert server.post("ident", [1.0]).data == [1.0]
     assert not server.zombies()
+
+
+def test_the_death_of_the_fork_server_ends_a_loading_model(repository: Repository, start: Start, flag: Flag) -> None:
+    repository.add("slow", f"def initialize(self, args):\n    wait_for({str(flag('never'))!r})")
+    server = start(wait=False)
+    eventually(lambda: any("slow_0_0" in title_of(stub) for stub in server.stubs()))
+    server.fork_server().kill()
+    assert server.wait(10) == 1
+    assert server.lines("failed to load 'slow'")
+
+
+def test_without_strict_readiness_a_dead_model_leaves_the_server_ready(
+    repository: Repository, start: Start, flag: Flag
+) -> None:
+    repository.add("die", MORTAL.format(started=str(flag("started")), go=str(flag("go")), death="os._exit(1)"))
+    server = start("--strict-readiness=false")
+    server.post("die", [13.0])
+    assert not server.ready("die")
+    assert server.ready()
+    flag("go").touch()
+    eventually(lambda: server.ready("die"))
 
 
 def killed_server_leaves_nothing(server: Server) -> None:

@@ -140,7 +140,7 @@ TRAVERSALS += ["ident/", " ..", "x" * 300, "ident%00", "..\\outside", "ident/1/.
 @pytest.mark.parametrize("name", TRAVERSALS)
 @pytest.mark.parametrize("rest", ["", "/infer", "/config", "/ready", "/versions/1/infer"])
 def test_no_name_leads_out_of_the_repository(server: Server, name: str, rest: str) -> None:
-    with socket.create_connection(server.http.split(":")) as connection:  # as it is, without a client's tidying
+    with server.connect() as connection:  # as it is, without a client's tidying
         method = "POST" if rest.endswith("infer") else "GET"
         connection.sendall(f"{method} /v2/models/{name}{rest} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
         status = int(connection.makefile("rb").readline().split()[1])
@@ -424,11 +424,10 @@ def test_clients_that_go_away_at_any_time_do_no_harm(repository: Repository, sta
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     request = f"POST /v2/models/ident/infer HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     server.post_binary("ident", np.ones(2 * MiB, np.float32))
-    descriptors, memory = server.descriptors(), server.shm_bytes()
+    descriptors = server.descriptors()
 
     def go_away(sent: int, read: int) -> None:
-        host, port = server.http.split(":")
-        connection = socket.create_connection((host, int(port)))
+        connection = server.connect()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request[:sent])
         if read:
@@ -437,12 +436,12 @@ def test_clients_that_go_away_at_any_time_do_no_harm(repository: Repository, sta
 
     half = len(request) // 2
     stages = [(0, 0), (10, 0), (100, 0), (half, 0), (len(request) - 1, 0), (len(request), 0), (len(request), 1)]
-    together(4, [lambda s=stage: go_away(*s) for stage in stages * 6])  # type: ignore[misc]
+    together(4, [lambda s=stage: go_away(*s) for stage in stages * 18])  # type: ignore[misc]
     assert server.post("ident", [1.0]).data == [1.0]
     eventually(lambda: server.descriptors() <= descriptors + 2, 10, "connections are closed")
     eventually(lambda: server.pending("ident") == 0)
     assert len(together(4, [lambda: server.post_binary("ident", np.ones(2 * MiB, np.float32)).array] * 8)) == 8
-    assert server.shm_bytes() <= memory + 80 * MiB
+    assert server.shm_bytes() < 256 * MiB  # of some 600 MiB that were sent and not answered
     assert server.stub("ident").is_running()
     assert "Traceback" not in server.text()
 
@@ -463,8 +462,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
 def test_what_is_no_http_ends_its_own_connection_only(server: Server, garbage: bytes) -> None:
-    host, port = server.http.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with server.connect() as connection:
         try:
             connection.sendall(garbage)
             connection.shutdown(socket.SHUT_WR)
@@ -487,10 +485,9 @@ ENDLESS_PIECES = "the parser's pieces of one value are put together without a li
 
 @pytest.mark.parametrize("what", ["many headers", *(faulty(ENDLESS_PIECES, name) for name in list(ENDLESS)[1:])])
 def test_an_endless_header_costs_no_memory(server: Server, what: str) -> None:
-    host, port = server.http.split(":")
     begin, more = ENDLESS[what]
     before = rss(server)
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with server.connect() as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(begin)
             for _ in range(40):
@@ -503,11 +500,10 @@ def test_an_endless_header_costs_no_memory(server: Server, what: str) -> None:
 def test_a_body_that_is_only_announced_costs_no_memory(repository: Repository, start: Start) -> None:
     repository.add("ident")
     server = start()
-    host, port = server.http.split(":")
     head = b"POST /v2/models/ident/infer HTTP/1.1\r\nInference-Header-Content-Length: 100\r\n"
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            connection = stack.enter_context(server.connect())
             connection.sendall(head + b"Content-Length: 268435456\r\n\r\n{")
         assert server.post("ident", [1.0]).data == [1.0]
         assert server.shm_bytes() < 300 * MiB
@@ -550,9 +546,9 @@ def test_names_of_clients_make_no_metrics(server: Server) -> None:
     jobs = []
     for number in range(500):
         name = f"random{number}"
-        jobs.append(lambda name=name: server.post(name, [1.0]))  # type: ignore[misc]
-        jobs.append(lambda name=name: server.post("ident", [1.0], id=name, parameters={name: name}))  # type: ignore[misc]
-        jobs.append(lambda n=number: server.get(f"/v2/models/ident/versions/{n + 2}"))  # type: ignore[misc]
+        jobs.append(lambda name=name: server.post(name, [1.0]))
+        jobs.append(lambda name=name: server.post("ident", [1.0], id=name, parameters={name: name}))
+        jobs.append(lambda n=number: server.get(f"/v2/models/ident/versions/{n + 2}"))
     statuses = [answer.status for answer in together(4, jobs)]
     assert set(statuses) == {200, 404}
     assert {line.split(" ")[0] for line in server.exposition()} == before

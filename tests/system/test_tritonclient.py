@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import queue
 from collections.abc import Callable, Iterator
@@ -22,7 +21,12 @@ from tritonclient.utils import InferenceServerException
 
 from tests.system.conftest import Repository, Server, serving, together
 
-MODULES = {name: importlib.import_module(f"tritonclient.{name}") for name in ("http", "http.aio", "grpc", "grpc.aio")}
+MODULES: dict[str, ModuleType] = {
+    "http": tritonclient.http,
+    "http.aio": tritonclient.http.aio,
+    "grpc": tritonclient.grpc,
+    "grpc.aio": tritonclient.grpc.aio,
+}
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "BOOL": np.array([[True, False]]),
@@ -264,8 +268,8 @@ def test_json_and_binary_tensors_of_one_request(server: Server, kind: str, binar
     client = Client(kind, server)
     inputs = [client.input("IN_INT32", ARRAYS["INT32"], "INT32", binary_data=binary)]
     inputs.append(client.input("IN_BYTES", ARRAYS["BYTES"], "BYTES", binary_data=not binary))
-    outputs = [client.module.InferRequestedOutput("OUT_INT32", binary_data=not binary)]  # type: ignore[attr-defined]
-    outputs.append(client.module.InferRequestedOutput("OUT_BYTES", binary_data=binary))  # type: ignore[attr-defined]
+    outputs = [client.module.InferRequestedOutput("OUT_INT32", binary_data=not binary)]
+    outputs.append(client.module.InferRequestedOutput("OUT_BYTES", binary_data=binary))
     result = client.infer("echo", inputs, outputs=outputs)
     assert result.as_numpy("OUT_INT32").tolist() == ARRAYS["INT32"].tolist()
     found = [value if isinstance(value, bytes) else value.encode() for value in result.as_numpy("OUT_BYTES").flat]
@@ -274,7 +278,7 @@ def test_json_and_binary_tensors_of_one_request(server: Server, kind: str, binar
 
 
 def test_only_requested_outputs_come_back(client: Client) -> None:
-    output = client.module.InferRequestedOutput("SQUARE")  # type: ignore[attr-defined]
+    output = client.module.InferRequestedOutput("SQUARE")
     result = client.infer("two", [client.fp32(3)], outputs=[output], request_id="mine")
     assert result.as_numpy("SQUARE").tolist() == [[9]]
     assert result.as_numpy("SUM") is None
@@ -329,7 +333,7 @@ def test_a_batch_that_is_too_large(client: Client) -> None:
 
 
 def test_an_unknown_output(client: Client) -> None:
-    output = client.module.InferRequestedOutput("CUBE")  # type: ignore[attr-defined]
+    output = client.module.InferRequestedOutput("CUBE")
     call = lambda: client.infer("two", [client.fp32(1)], outputs=[output])  # noqa: E731
     assert "unexpected inference output 'CUBE' for model 'two'" in refused(client, "INVALID_ARGUMENT", "400", call)
 
