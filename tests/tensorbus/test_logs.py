@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tensorbus.logs import LogSettings, configure, log_line, log_table
+from tensorbus.logs import LogSettings, configure, current_settings, log_line, log_table
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,16 @@ def test_a_line_has_the_iso8601_shape_as_soon_as_the_format_is_switched(capfd: p
     log.info("after")
     after = capfd.readouterr().out.splitlines()[1]
     assert re.fullmatch(rf'\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ I {os.getpid()} test_logs\.py:\d+\] "after"', after)
+
+
+def test_lines_of_models_follow_the_settings_as_they_are_now(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogSettings())
+    log_line("V", "model.py", 1, "not yet")
+    current_settings().log_verbose_level = 1
+    log_line("V", "model.py", 2, "shown")
+    current_settings().log_info = False
+    log_line("I", "model.py", 3, "no more")
+    assert messages(capfd.readouterr().out) == ['"shown"']
 
 
 def test_information_goes_to_stdout_and_warnings_and_errors_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
