@@ -23,7 +23,9 @@ EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
 
 _LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
 _RETAINED_POLL_MS = 1_000
-_TRIM_INTERVAL_MS = 11_000  # the store keeps for ten seconds what may be used again
+# How long after the last look for unused memory the next is due, by how many are still to come: the first finds a
+# segment empty, the second finds that it has been so for the ten seconds that the store keeps it.
+_TRIM_AFTER_MS = (-1, 11_000, 1_000)
 
 
 class Start(NamedTuple):
@@ -280,16 +282,14 @@ class Loop:
         if self._answers or released:
             results = messages.Results(messages.RESULTS, self._answers.take(), released)
             self._channel.send(results, self._outputs.take_frames())
-            self._trims_due = 2  # the first finds a segment unused, the second finds it still so
+            self._trims_due = 2
 
     def _timeout_ms(self) -> int:
-        if self._session.has_retained:
-            return _RETAINED_POLL_MS
-        return _TRIM_INTERVAL_MS if self._trims_due else -1
+        return _RETAINED_POLL_MS if self._session.has_retained else _TRIM_AFTER_MS[self._trims_due]
 
     def _trim(self) -> None:
         now_ns = time.monotonic_ns()
-        if self._trims_due and now_ns - self._trimmed_ns >= _TRIM_INTERVAL_MS * 1_000_000:
+        if self._trims_due and now_ns - self._trimmed_ns >= _TRIM_AFTER_MS[self._trims_due] * 1_000_000:
             self._trimmed_ns = now_ns
             self._trims_due -= 1
             self._outputs.trim(now_ns / 1e9)
