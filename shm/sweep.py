@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import List, Optional
 
 from .errors import BadSegment
 from .segment import HEADER_NBYTES, NAME, Owner, parse_header, read_stat, this_owner
+
+UNFINISHED_S = 60.0
 
 
 def sweep(directory: str, pid: Optional[int] = None) -> List[str]:
@@ -19,7 +22,9 @@ def sweep(directory: str, pid: Optional[int] = None) -> List[str]:
     swept = []
     for name in _names(directory):
         path = os.path.join(directory, name)
-        if name.startswith(prefix) and NAME.fullmatch(name) and _is_dead(_owner(path), here) and _unlink(path):
+        if not name.startswith(prefix) or not NAME.fullmatch(name):
+            continue
+        if (_is_dead(_owner(path), here) or _is_unfinished(path)) and _unlink(path):
             swept.append(name)
     return swept
 
@@ -42,6 +47,16 @@ def _owner(path: str) -> Optional[Owner]:
         return None
     finally:
         os.close(fd)
+
+
+def _is_unfinished(path: str) -> bool:
+    """A segment gets its header within milliseconds; one without it after a minute lost its maker in between."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(HEADER_NBYTES)
+        return not any(header) and time.time() - os.stat(path).st_mtime > UNFINISHED_S
+    except OSError:
+        return False
 
 
 def _is_dead(owner: Optional[Owner], here: Owner) -> bool:

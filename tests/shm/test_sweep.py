@@ -94,3 +94,11 @@ def _forge(directory, owner):
     _HEADER.pack_into(segment.buf, 0, MAGIC, 1, *owner)
     segment.close()
     return segment.name
+
+
+def test_a_segment_whose_maker_died_before_it_wrote_the_header_is_swept_after_a_minute(tmp_path):
+    path = tmp_path / f"tensorbus-1-{'0' * 32}"
+    path.write_bytes(bytes(4096))
+    assert sweep(str(tmp_path)) == []
+    os.utime(path, (0, 0))
+    assert sweep(str(tmp_path)) == [path.name]
