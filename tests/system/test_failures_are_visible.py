@@ -62,7 +62,7 @@ def test_an_error_response_is_logged(server: Server) -> None:
 def test_the_death_of_a_model_is_logged_with_the_request_inside(server: Server) -> None:
     assert fail(server, 3, "third").status == 500
     told_once(server, "third", "model=m", "version=1", "is not healthy")
-    (line,) = server.lines("a stub process died")
+    (line,) = eventually(lambda: server.lines("a stub process died"))
     assert "exit code 9" in line
     assert "m_0_0" in line
     assert server.failures("m") == {"BACKEND": 1}

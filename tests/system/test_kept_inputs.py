@@ -45,10 +45,10 @@ def test_a_large_input_that_a_model_keeps_is_freed_when_it_lets_go(repository: R
 def test_an_input_kept_by_a_model_that_dies_is_freed(repository: Repository, start: Start) -> None:
     repository.add("keep", KEEP)
     server = start()
-    for _ in range(3):
+    for deaths in (1, 2, 3):
         server.post_binary("keep", np.ones(MiB, np.float32))
         server.stub("keep").kill()
-        eventually(lambda: not server.ready())
+        eventually(lambda: server.metric("tensorbus_stub_restarts_total", "keep") == deaths)  # noqa: B023
         eventually(server.ready)
     assert server.shm_bytes() < 24 * MiB
     assert server.post("keep", [2.0]).data == [2.0]
