@@ -1,13 +1,13 @@
 """Every decision of the broker: events in, actions out. No socket, clock, thread, file or await.
 
-A request has exactly one terminal transition, ``_end``: metrics, statistics and leases hang on it. Loading is in
-startup.py, what becomes of a dead instance in recovery.py; this file is the path of a request.
+A request has exactly one terminal transition, where it leaves ``_pending``: in ``_executed`` or in ``_fail``. Loading
+is in startup.py, what becomes of a dead instance in recovery.py; this file is the path of a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.events import (
     Action,
@@ -77,6 +77,7 @@ class Core:
         self._pending: dict[int, tuple[ModelVersion, Pending]] = {}
         self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
         self._unsent_releases: dict[Instance, int] = {}  # when the oldest lease must be told at the latest
+        self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
         self._last_batch = 0
         self._stopping = False
         self._on_event: dict[type, Callable[[Any, int], list[Action]]] = {
@@ -136,6 +137,8 @@ class Core:
 
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work."""
+        if self._uncounted:
+            self._count()
         actions: list[Action] = []
         for version in self._dirty:
             if not version.queue:
@@ -193,47 +196,43 @@ class Core:
     def _executed(
         self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
     ) -> list[Action]:
+        """The requests of a batch end, each by its response; that they count is left to ``dispatch``."""
         dispatched = instance.take(executed)
-        instance.observe(executed.input_ns + executed.infer_ns + executed.output_ns)
-        size = sum(pending.batch_size for pending in dispatched.requests)
-        version.recorder.executed(size, executed.input_ns, executed.infer_ns, executed.output_ns)
-        timing = Timing(dispatched.sent_ns, executed.input_ns, executed.infer_ns, executed.output_ns)
+        self._uncounted.append((version, instance, dispatched, executed, now))
         actions: list[Action] = []
         for pending, response in zip(dispatched.requests, executed.responses, strict=True):
             if response.retained:
                 instance.retained[response.request] = pending
-            actions += self._end(version, pending, response, now, timing, instance.key, frames)
+            del self._pending[response.request]
+            actions.append(Answer(pending, response, instance.key, frames))
+            if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
+                actions.append(failure(version, pending, response.error[1]))
         return actions
 
-    def _end(
-        self,
-        version: ModelVersion,
-        pending: Pending,
-        response: Response,
-        now: int,
-        timing: Timing | None = None,
-        origin: str = "",
-        frames: Frames = (),
-    ) -> list[Action]:
-        """The one terminal transition of a request. ``timing`` is of its execution, None if it had none."""
-        del self._pending[pending.request.id]
-        total_ns = now - pending.arrived_ns
-        answer = Answer(pending, response, origin, frames)
-        if response.error is not None:
-            kind, text = response.error
-            reason = REASONS.get(kind, BACKEND)
-            version.recorder.failed(reason, total_ns)
-            return [answer] if reason == CANCELED else [failure(version, pending, text), answer]
-        if timing is not None:
-            queue_ns = timing.sent_ns - pending.arrived_ns
+    def _count(self) -> None:
+        """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
+        for version, instance, dispatched, executed, now in self._uncounted:
+            recorder = version.recorder
+            _, input_ns, infer_ns, output_ns, _, responses = executed
+            instance.observe(input_ns + infer_ns + output_ns)
+            recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
             now_ms = now // 1_000_000 + self._epoch_ms
-            version.recorder.succeeded(
-                pending.batch_size, total_ns, queue_ns, timing.input_ns, timing.infer_ns, timing.output_ns, now_ms
-            )
-        return [answer]
+            for pending, response in zip(dispatched.requests, responses, strict=True):
+                total_ns = now - pending.arrived_ns
+                if response.error is not None:
+                    recorder.failed(REASONS.get(response.error[0], BACKEND), total_ns)
+                    continue
+                queue_ns = dispatched.sent_ns - pending.arrived_ns
+                recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
+        self._uncounted.clear()
 
     def _fail(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> list[Action]:
-        return self._end(version, pending, refusal(pending.request.id, error), now)
+        """A request ends that no instance has answered."""
+        del self._pending[pending.request.id]
+        reason = REASONS.get(error.kind, BACKEND)
+        version.recorder.failed(reason, now - pending.arrived_ns)
+        answer = Answer(pending, refusal(pending.request.id, error))
+        return [answer] if reason == CANCELED else [answer, failure(version, pending, str(error))]
 
     def _outputs_read(self, event: OutputsRead, now: int) -> list[Action]:
         found = self._roster.serving(event.origin)
@@ -349,15 +348,6 @@ class Core:
         self.registry.check()
         held = sum(one.in_flight() for one in self.registry)
         assert held == len(self._pending), (held, len(self._pending))
-
-
-class Timing(NamedTuple):
-    """Of one execution: when it was handed over, and the stub's three durations."""
-
-    sent_ns: int
-    input_ns: int
-    infer_ns: int
-    output_ns: int
 
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).

@@ -66,6 +66,10 @@ class Dispatched(NamedTuple):
     requests: list[Pending]
     sent_ns: int
 
+    @property
+    def batch_size(self) -> int:
+        return sum([pending.batch_size for pending in self.requests])
+
 
 class Instance:
     """``outstanding`` is what it holds, in the order sent; only a READY or FINISHING instance holds anything."""

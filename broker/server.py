@@ -213,7 +213,11 @@ class BrokerServer:
 
     @staticmethod
     def _answer(action: Answer) -> None:
-        action.pending.sink.on_response(action.response, action.origin, action.frames)
+        pending, response, origin, frames = action
+        try:
+            pending.sink.on_response(response, origin, frames)
+        except Exception as fault:  # of one front's one request: those behind it must have their answers
+            log.error("an answer was lost", request_id=pending.request.request_id, exc_info=fault)
 
     def _send(self, action: Send) -> None:
         key, message, frames, shared = action

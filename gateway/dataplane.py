@@ -159,51 +159,56 @@ class _Pending:
         self.sink: Sink | None = sink  # None once cancelled
 
     def on_response(self, response: Response, origin: str, frames: Frames) -> None:
+        """The client first: what is over can be put away while the answer travels."""
         plane = self.plane
+        if self.sink is not None:
+            self.sink(self._reply(response, origin, frames))
+        elif response.lease:
+            plane.bus.release(origin, response.lease)
         if response.final:
             plane.pending.pop(self.id, None)
             if not response.retained:
                 self.on_inputs_released()
-        sink = self.sink
-        if sink is None:
-            if response.lease:
-                plane.bus.release(origin, response.lease)
-            return
+
+    def _reply(self, response: Response, origin: str, frames: Frames) -> Reply:
         outputs: list[OutputTensor] = []
         error: ServingError | None = None
         if response.error is not None:
             error = error_of(*response.error)
         else:
             try:
-                view = plane.reader.view
-                for name, datatype, shape, place in response.outputs:
-                    data = frames[place] if isinstance(place, int) else view(*place)
-                    if len(data) > LARGE_NBYTES:
-                        plane.large_calls += 1
-                    outputs.append(OutputTensor(name, datatype, shape, data))
-                if self.reshaped:
-                    outputs = [self._as_the_client_sees(output) for output in outputs]
-                if self.classes:
-                    outputs = [self._classified(output) for output in outputs]
+                outputs = self._outputs(response.outputs, frames)
             except InvalidArgument as refused:
-                outputs.clear()
                 error = refused
             except (BadHandle, BadSegment, IndexError):
-                outputs.clear()
                 error = InternalError(f"failed to read the outputs of model '{self.signature.model}'")
-        sink(
-            Reply(
-                self.signature,
-                self.request_id,
-                outputs,
-                response.parameters,
-                error,
-                response.final,
-                plane.bus,
-                origin,
-                response.lease,
-            )
+        return Reply(
+            self.signature,
+            self.request_id,
+            outputs,
+            response.parameters,
+            error,
+            response.final,
+            self.plane.bus,
+            origin,
+            response.lease,
         )
+
+    def _outputs(self, tensors: list[TensorRef], frames: Frames) -> list[OutputTensor]:
+        """Raises BadHandle, BadSegment or IndexError for what cannot be read, InvalidArgument for what has no order."""
+        plane = self.plane
+        view = plane.reader.view
+        outputs = []
+        for name, datatype, shape, place in tensors:
+            data = frames[place] if isinstance(place, int) else view(*place)
+            if len(data) > LARGE_NBYTES:
+                plane.large_calls += 1
+            outputs.append(OutputTensor(name, datatype, shape, data))
+        if self.reshaped:
+            outputs = [self._as_the_client_sees(output) for output in outputs]
+        if self.classes:
+            outputs = [self._classified(output) for output in outputs]
+        return outputs
 
     def _as_the_client_sees(self, output: OutputTensor) -> OutputTensor:
         spec = self.reshaped.get(output.name)

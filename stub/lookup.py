@@ -11,11 +11,11 @@ from .tensor import Tensor
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
     """None where the request lacks it: so a model detects optional inputs."""
-    return _tensor(inference_request.inputs(), name)
+    return _tensor(inference_request._inputs, name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    return _tensor(inference_response.output_tensors(), name)
+    return _tensor(inference_response._tensors, name)
 
 
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
@@ -32,7 +32,7 @@ def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bo
 
 def _tensor(tensors: Iterable[Tensor], name: str) -> Optional[Tensor]:
     for tensor in tensors:
-        if tensor.name() == name:
+        if tensor._name == name:
             return tensor
     return None
 
