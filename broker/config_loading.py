@@ -14,7 +14,14 @@ from broker.config_instances import check_instance_groups, normalize_instance_gr
 from broker.config_io import check_io
 from broker.config_sequence import check_states
 from broker.config_validation import check_model
-from broker.model_config import ENSEMBLE_PLATFORM, PYTHON_BACKEND, PYTHON_FILENAME, ModelConfig, from_message
+from broker.model_config import (
+    ENSEMBLE_PLATFORM,
+    PYTHON_BACKEND,
+    PYTHON_FILENAME,
+    ModelConfig,
+    Scheduler,
+    from_message,
+)
 from protocol.errors import InvalidArgument, Unsupported
 
 _PYTHON_RUNTIMES = ("", PYTHON_FILENAME, "libtriton_python.so")
@@ -49,6 +56,8 @@ def _check_backend(config: ModelConfig) -> None:
             f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
             "configuration."
         )
+    if "EXECUTION_ENV_PATH" in config.parameters:
+        raise Unsupported(f"EXECUTION_ENV_PATH is not supported yet: model '{config.name}'")
     if config.runtime not in _PYTHON_RUNTIMES:
         raise InvalidArgument(f"unable to find backend library '{config.runtime}' for model '{config.name}'")
 
@@ -66,3 +75,15 @@ def _check_parameters(config: ModelConfig) -> None:
     value = config.parameters.get(_FORCE_CPU, "yes")
     if value not in ("yes", "no"):
         raise Unsupported(f"Incorrect value for {_FORCE_CPU}: {value}'")
+
+
+def not_served(config: ModelConfig) -> list[str]:
+    """What the configuration asks for and does not get yet; the model serves without it."""
+    asked = {
+        "dynamic_batching": config.scheduler is Scheduler.DYNAMIC,
+        "sequence_batching": config.scheduler is Scheduler.SEQUENCE,
+        "model_transaction_policy { decoupled: true }": config.decoupled,
+        "response_cache": config.response_cache,
+        "model_warmup": len(config.message.model_warmup) > 0,
+    }
+    return [field for field, wanted in asked.items() if wanted]

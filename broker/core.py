@@ -27,27 +27,25 @@ from broker.events import (
     StubSaid,
     Submitted,
 )
-from broker.instance import Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState
+from broker.instance import Dispatched, IllegalTransition, Instance, InstanceEvent, not_healthy
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames, Pending
-from broker.recovery import Recovery, not_healthy
+from broker.recovery import Recovery
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.scheduler import assign
 from broker.settings import BrokerSettings
-from broker.startup import Startup, kill_all
+from broker.startup import Startup, end_processes
 from metrics.recorder import BACKEND, CANCELED, Recorder
 from protocol.errors import Cancelled as Cancellation
 from protocol.errors import ErrorKind, ServingError, Unavailable
 from protocol.messages import (
     EXECUTE,
-    FINISH,
     Batch,
     Configured,
     Execute,
     Executed,
     Failed,
-    Finish,
     Goodbye,
     Handle,
     Hello,
@@ -118,7 +116,7 @@ class Core:
         self._pending[request.id] = (version, pending)
         dead = version.dead_instance()
         if dead is not None:
-            return self._fail(version, pending, not_healthy(dead), now)
+            return self._fail(version, pending, not_healthy(dead.spec.name), now)
         version.queue.push(pending)
         version.recorder.queued()
         self._dirty[version] = None
@@ -174,7 +172,7 @@ class Core:
         try:
             return self._on_message[type(event.message)](event.key, event.message, event.frames, now)
         except IllegalTransition as fault:
-            return [Kill(event.key), Say("error", "a stub broke the protocol", {"cause": str(fault)})]
+            return breach(event.key, fault)
 
     def _results(self, key: str, message: Results, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)
@@ -183,7 +181,10 @@ class Core:
         version, instance = found
         actions: list[Action] = []
         for executed in message.executed:
-            actions += self._executed(version, instance, executed, frames, now)
+            try:
+                actions += self._executed(version, instance, executed, frames, now)
+            except IllegalTransition as fault:  # what it answered before is answered
+                return actions + breach(key, fault)
         for request in message.released:
             retained = instance.retained.pop(request, None)
             if retained is not None:
@@ -293,20 +294,10 @@ class Core:
         for version in self.registry:
             if version.state is VersionState.READY and not version.in_flight():
                 version.state = VersionState.UNLOADING
-                actions += self._finish(version)
+                actions += end_processes(version, finish=True)
             elif version.state is VersionState.LOADING:
                 version.state, version.reason = VersionState.UNAVAILABLE, "unloaded"
-                actions += kill_all(version)
-        return actions
-
-    def _finish(self, version: ModelVersion) -> list[Action]:
-        actions: list[Action] = []
-        for instance in version.instances:
-            if instance.state in (InstanceState.FINISHING, InstanceState.GONE):
-                continue
-            served = instance.state is InstanceState.READY
-            if instance.on(InstanceEvent.FINISH) is InstanceState.FINISHING:
-                actions.append(Send(instance.key, Finish(FINISH)) if served else Kill(instance.key))
+                actions += end_processes(version, finish=False)
         return actions
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -352,6 +343,10 @@ class Core:
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
 REASONS = {int(ErrorKind.CANCELLED): CANCELED}
+
+
+def breach(key: str, fault: IllegalTransition) -> list[Action]:
+    return [Kill(key), Say("error", "a stub broke the protocol", {"cause": str(fault)})]
 
 
 def refusal(request: int, error: ServingError) -> Response:

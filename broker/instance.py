@@ -17,6 +17,7 @@ from typing import NamedTuple
 from broker.model_config import InstanceSpec
 from broker.queue import Pending
 from broker.settings import BrokerSettings
+from protocol.errors import InternalError
 from protocol.messages import Executed
 
 
@@ -167,3 +168,8 @@ class Instance:
         ids = [batch.id for batch in self.outstanding]
         assert ids == sorted(set(ids)), ids
         assert self.retry_at or self.state is not _S.BACKOFF
+
+
+def not_healthy(name: str) -> InternalError:
+    """What clients and the repository index are told of an instance whose process has died; Triton's sentence."""
+    return InternalError(f"Stub process '{name}' is not healthy.")

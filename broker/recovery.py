@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.events import Action, InputsReleased, Say, Spawn, StubDied
-from broker.instance import Instance, InstanceEvent, InstanceState
+from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
 from broker.model import ModelVersion
 from broker.queue import Pending
 from broker.roster import Roster
 from broker.settings import BrokerSettings
 from broker.startup import start_process
-from protocol.errors import InternalError, ServingError
+from protocol.errors import ServingError
 
 Fail = Callable[[ModelVersion, Pending, ServingError, int], list[Action]]
-
-
-def not_healthy(instance: Instance) -> InternalError:
-    return InternalError(f"Stub process '{instance.spec.name}' is not healthy.")
 
 
 class Recovery:
@@ -64,7 +60,7 @@ class Recovery:
         for batch in batches:
             for pending in batch.requests:
                 if batch.id == inside or (pending.requeued and not culprit_known):
-                    actions += self._fail(version, pending, not_healthy(instance), now)
+                    actions += self._fail(version, pending, not_healthy(instance.spec.name), now)
                 else:
                     spared.append(pending)
         self._requeue(version, spared)
@@ -86,7 +82,7 @@ class Recovery:
         actions: list[Action] = []
         for pending in version.queue.drain():
             version.recorder.dequeued()
-            actions += self._fail(version, pending, not_healthy(dead), now)
+            actions += self._fail(version, pending, not_healthy(dead.spec.name), now)
         return actions
 
     def restart_due(self, now: int) -> list[Action]:

@@ -27,7 +27,7 @@ def assign(version: ModelVersion, settings: BrokerSettings) -> list[Assignment]:
     alone = len(version.instances) == 1
     assignments = []
     for instance in version.instances:
-        if instance.state is not InstanceState.READY:
+        if instance.state is not InstanceState.READY or instance.spec.passive:
             continue
         room = instance.room(settings) if alone else 1 - len(instance.outstanding)
         batches = _take(version, room)

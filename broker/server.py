@@ -33,7 +33,9 @@ from broker.events import (
     Submitted,
     Watch,
 )
+from broker.instance import not_healthy
 from broker.queue import Frames, Sink
+from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import ProtocolError
 from protocol.messages import Execute, Handle, Request, TensorRef
@@ -46,7 +48,6 @@ log = structlog.get_logger()
 # A stub that lets so many messages lie does not read any more; what it holds is far fewer (Instance.room).
 _SEND_QUEUE = 1000
 # Plain ints: the arithmetic of pyzmq's enums costs as much as a send.
-_TIMER_S = 0.1  # as long as a lease of read outputs may wait (BrokerSettings.release_delay_ns)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE_FOLLOWS = int(zmq.SNDMORE | zmq.NOBLOCK)
 _RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
@@ -58,17 +59,15 @@ class BrokerServer:
     def __init__(
         self,
         core: Core,
-        bus: str,
+        settings: BrokerSettings,
         reader: Reader,
-        shm_directory: str,
         spawn: Callable[[str, str], None],
         kill: Callable[[str], None],
         said: Callable[[ModelSaid], None],
     ) -> None:
         self.core = core
-        self._bus = bus
+        self._settings = settings
         self._reader = reader
-        self._shm_directory = shm_directory
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -95,7 +94,7 @@ class BrokerServer:
         socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         socket.setsockopt(zmq.RCVHWM, 0)  # every message is owed to us: requests in flight bound their number
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        socket.bind(self._bus)
+        socket.bind(self._settings.bus)
         self._loop.add_reader(socket.FD, self._on_readable)
 
     def close(self) -> None:
@@ -108,6 +107,27 @@ class BrokerServer:
         for segment in self._status_words.values():
             segment.close()
 
+    def ready(self) -> bool:
+        """Whether a load balancer should send work here."""
+        ready = not self._settings.strict_readiness or self.core.registry.all_ready()
+        if not ready:
+            self._say_why(None)
+        return ready and not self.core.stopping
+
+    def model_ready(self, model: str, version: int) -> bool:
+        """Raises NotFound for what was never known."""
+        ready = self.core.registry.model_ready(model, version)
+        if not ready:
+            self._say_why(model)
+        return ready
+
+    def _say_why(self, model: str | None) -> None:
+        """Whoever reads the log after a probe has failed finds the instance that is to blame."""
+        for version, instance in self.core.registry.ailing():
+            if model in (None, version.name):
+                cause = not_healthy(instance.spec.name)
+                log.warning(f"Model '{version.name}' version {version.version} is not ready: {cause}")
+
     # --- what comes in --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, frames: Frames, sink: Sink) -> None:
@@ -117,7 +137,7 @@ class BrokerServer:
         self.post(Cancelled(request))
 
     def release(self, origin: str, lease: int) -> None:
-        self.core.handle(OutputsRead(origin, lease), time.monotonic_ns())
+        self._carry_out(self.core.handle(OutputsRead(origin, lease), time.monotonic_ns()))
         if self._timer is None:
             self._set_timer()
 
@@ -193,12 +213,12 @@ class BrokerServer:
         self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
 
     def _set_timer(self) -> None:
-        """While any deadline is ahead a timer runs, of ``_TIMER_S`` at most: no deadline is set for sooner than that,
-        so a running timer need not be looked at."""
+        """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``: no deadline is set for
+        sooner than that, so a running timer need not be looked at."""
         at = self.core.next_deadline()
         if at is not None:
-            delay_s = min(max(0, at - time.monotonic_ns()) / 1e9, _TIMER_S)
-            self._timer = self._loop.call_later(delay_s, self._on_timer)
+            delay_ns = min(max(0, at - time.monotonic_ns()), self._settings.release_delay_ns)
+            self._timer = self._loop.call_later(delay_ns / 1e9, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -259,7 +279,7 @@ class BrokerServer:
 
     def _watch(self, action: Watch) -> None:
         try:
-            self._status_words[action.key] = Segment.attach(self._shm_directory, action.segment)
+            self._status_words[action.key] = Segment.attach(self._settings.shm_directory, action.segment)
         except (BadSegment, OSError) as fault:
             log.warning("a stub's status word cannot be read", stub=action.key, cause=str(fault))
 

@@ -11,7 +11,6 @@ class BrokerSettings:
 
     bus: str  # ZeroMQ endpoint that stubs dial, e.g. "ipc:///run/.../bus"
     shm_directory: str
-    model_repositories: tuple[str, ...]
     auto_complete: bool = True
     strict_readiness: bool = True
     load_concurrency: int = 4

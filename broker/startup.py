@@ -12,7 +12,7 @@ from collections import deque
 
 from broker import auto_complete, config_loading
 from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, StubDied, Watch
-from broker.instance import Instance, InstanceEvent, InstanceState
+from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
 from broker.model import ModelVersion, VersionState
 from broker.registry import Registry
 from broker.roster import Roster
@@ -20,7 +20,7 @@ from broker.settings import BrokerSettings
 from broker.signature import initialize_args, signature
 from metrics.recorder import Recorder
 from protocol.errors import InternalError, ServingError, error_of
-from protocol.messages import LOAD, VERSION, Configured, Failed, Handle, Hello, Load, Ready
+from protocol.messages import FINISH, LOAD, VERSION, Configured, Failed, Finish, Handle, Hello, Load, Ready
 
 
 class Startup:
@@ -84,8 +84,11 @@ class Startup:
             version.config = config_loading.finish(version.config)
         except ServingError as error:
             return self.fail(version, error, now)
+        actions: list[Action] = [
+            Say("warning", "not served yet; the model is served without it", {"model": version.name, "field": field})
+            for field in config_loading.not_served(version.config)
+        ]
         version.signature = signature(version.config, version.version, version.source.labels)
-        actions: list[Action] = []
         for spec in version.config.instances:
             instance = Instance(spec, self._roster.next_index())
             version.instances.append(instance)
@@ -164,7 +167,7 @@ class Startup:
 
     def process_died(self, version: ModelVersion, name: str, event: StubDied, now: int) -> list[Action]:
         """A process of a version that is still loading died before it had said why."""
-        failed = self.fail(version, InternalError(f"Stub process '{name}' is not healthy."), now)
+        failed = self.fail(version, not_healthy(name), now)
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
 
@@ -185,7 +188,7 @@ class Startup:
         self._busy.discard(version)
         cause = f"failed to load '{version.name}' version {version.version}: {version.reason}"
         actions: list[Action] = [Say("error", cause, {})]
-        actions += kill_all(version)
+        actions += end_processes(version, finish=False)
         return [*actions, *self._settled(version.name), *self._start_waiting(now)]
 
     def _settled(self, model: str) -> list[Action]:
@@ -200,7 +203,7 @@ class Startup:
             if one.state is VersionState.READY:
                 one.state, one.reason = VersionState.UNAVAILABLE, "unloaded"
                 self._recorder.remove(one.name, one.version)
-                actions += kill_all(one)
+                actions += end_processes(one, finish=False)
         return [*actions, Say("error", f"failed to load '{model}'", {})]
 
 
@@ -219,14 +222,15 @@ def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> 
     return Spawn(instance.key, f"{version.name}:{version.version} {instance.spec.name}")
 
 
-def kill_all(version: ModelVersion) -> list[Action]:
-    """Ends every process of a version that holds no request."""
+def end_processes(version: ModelVersion, finish: bool) -> list[Action]:
+    """Of a version that holds no request. With ``finish`` those that serve may finalize; the rest is killed."""
     actions: list[Action] = []
     if version.configuring is not None:
         actions.append(Kill(version.configuring))
     for instance in version.instances:
         if instance.state in (InstanceState.FINISHING, InstanceState.GONE):
             continue
+        serves = instance.state is InstanceState.READY
         if instance.on(InstanceEvent.FINISH) is InstanceState.FINISHING:
-            actions.append(Kill(instance.key))
+            actions.append(Send(instance.key, Finish(FINISH)) if finish and serves else Kill(instance.key))
     return actions

@@ -161,14 +161,16 @@ class _Pending:
     def on_response(self, response: Response, origin: str, frames: Frames) -> None:
         """The client first: what is over can be put away while the answer travels."""
         plane = self.plane
-        if self.sink is not None:
-            self.sink(self._reply(response, origin, frames))
-        elif response.lease:
-            plane.bus.release(origin, response.lease)
-        if response.final:
-            plane.pending.pop(self.id, None)
-            if not response.retained:
-                self.on_inputs_released()
+        try:
+            if self.sink is not None:
+                self.sink(self._reply(response, origin, frames))
+            elif response.lease:
+                plane.bus.release(origin, response.lease)
+        finally:
+            if response.final:
+                plane.pending.pop(self.id, None)
+                if not response.retained:
+                    self.on_inputs_released()
 
     def _reply(self, response: Response, origin: str, frames: Frames) -> Reply:
         outputs: list[OutputTensor] = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import structlog
-
-from broker.recovery import not_healthy
 from broker.server import BrokerServer
 from broker.statistics import statistics
 from gateway.bus import Frames, ReplySink
@@ -12,16 +9,13 @@ from protocol.messages import Request
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
 
-log = structlog.get_logger()
-
 
 class EmbeddedBus:
     """A gateway.bus.Bus. Runs on the loop of both."""
 
-    def __init__(self, broker: BrokerServer, strict_readiness: bool) -> None:
+    def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
         self._registry = broker.core.registry
-        self._strict_readiness = strict_readiness
 
     def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         self._broker.submit(request, frames, sink)
@@ -42,22 +36,10 @@ class EmbeddedBus:
         return not self._broker.core.stopping
 
     def ready(self) -> bool:
-        ready = not self._strict_readiness or self._registry.all_ready()
-        if not ready:
-            self._say_why(None)
-        return ready and self.live()
+        return self._broker.ready()
 
     def model_ready(self, model: str, version: int) -> bool:
-        ready = self._registry.model_ready(model, version)
-        if not ready:
-            self._say_why(model)
-        return ready
-
-    def _say_why(self, model: str | None) -> None:
-        """Whoever reads the log after a probe has failed finds the instance that is to blame."""
-        for version, instance in self._registry.ailing():
-            if model in (None, version.name):
-                log.warning(f"Model '{version.name}' version {version.version} is not ready: {not_healthy(instance)}")
+        return self._broker.model_ready(model, version)
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         return [statistics(one) for one in self._registry.select(model, version)]

@@ -68,24 +68,23 @@ class Server:
         self._housekeeping: asyncio.Task[None] | None = None
         bus = f"ipc://{self._run_dir}/bus"
         self._launcher = Launcher(bus, self._run_dir, self._shm_directory, self._on_exit)
-        self.broker = BrokerServer(
-            self._core(bus), bus, self._reader, self._shm_directory, self._launcher.spawn, self._launcher.kill, _said
-        )
-
-    def _core(self, bus: str) -> Core:
-        settings = self._settings
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        block = self._store.allocate(_NONCE_BYTES)
-        block.view[:] = nonce
         broker_settings = BrokerSettings(
             bus=bus,
             shm_directory=self._shm_directory,
-            model_repositories=settings.model_repository,
             auto_complete=not settings.disable_auto_complete_config,
+            strict_readiness=settings.strict_readiness,
             load_concurrency=settings.model_load_thread_count,
         )
+        self.broker = BrokerServer(
+            self._core(broker_settings), broker_settings, self._reader, self._launcher.spawn, self._launcher.kill, _said
+        )
+
+    def _core(self, settings: BrokerSettings) -> Core:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        block = self._store.allocate(_NONCE_BYTES)
+        block.view[:] = nonce
         epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
-        return Core(broker_settings, self.recorder, Handle(block.segment, block.offset, block.nbytes), nonce, epoch_ms)
+        return Core(settings, self.recorder, Handle(block.segment, block.offset, block.nbytes), nonce, epoch_ms)
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Server:
         if settings.exit_on_error and not self.broker.core.registry.all_loaded():
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
-        bus = EmbeddedBus(self.broker, settings.strict_readiness)
+        bus = EmbeddedBus(self.broker)
         dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))

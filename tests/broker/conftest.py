@@ -62,7 +62,7 @@ class Bench:
     """A core with everything around it. Stubs are alive from Spawn on and do nothing until told."""
 
     def __init__(self, **settings: object) -> None:
-        base = {"bus": "ipc://x", "shm_directory": "/x", "model_repositories": (), "auto_complete": False}
+        base = {"bus": "ipc://x", "shm_directory": "/x", "auto_complete": False}
         self.settings = BrokerSettings(**{**base, **settings})
         self.recorder = Recorder()
         self.core = Core(self.settings, self.recorder, Handle("s", 128, 32), NONCE, 0)
@@ -109,9 +109,16 @@ class Bench:
 
     # -- a repository
 
-    def load(self, name: str = "m", instances: int = 1, versions: tuple[int, ...] = (1,), **fields: object) -> None:
+    def load(
+        self,
+        name: str = "m",
+        instances: int = 1,
+        versions: tuple[int, ...] = (1,),
+        passive: bool = False,
+        **fields: object,
+    ) -> None:
         message = ModelConfigMessage(name=name, backend="python", **fields)
-        message.instance_group.add(count=instances, name=name)
+        message.instance_group.add(count=instances, name=name, passive=passive)
         for io in (message.input.add(), message.output.add()):
             io.name, io.data_type, io.dims[:] = "X", 11, [4]
         config = from_message(message)
@@ -171,8 +178,8 @@ class Bench:
             for request in batch.requests
         ]
 
-    def answer(self, key: str, count: int = 1, execute_ns: int = 50_000, **fields: object) -> None:
-        """A stub executes its next ``count`` batches and says so in one message."""
+    def answer(self, key: str, count: int = 1, execute_ns: int = 50_000, lie: bool = False, **fields: object) -> None:
+        """A stub executes its next ``count`` batches and says so in one message; a liar adds one it was not sent."""
         batches = [batch for message in self.inbox[key] if isinstance(message, Execute) for batch in message.batches]
         done, left = batches[:count], batches[count:]
         self.inbox[key] = [Execute("E", left, [])] if left else []
@@ -180,6 +187,8 @@ class Bench:
             Executed(batch.id, 0, execute_ns, 0, False, [Response(r.id, [], **fields) for r in batch.requests])
             for batch in done
         ]
+        if lie:
+            executed.append(Executed(1 << 40, 0, 0, 0, False, []))
         self.tell(StubSaid(key, Results(RESULTS, executed, []), ()))
         self.turn()
 

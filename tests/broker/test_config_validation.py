@@ -31,8 +31,8 @@ DIFFERENCES = {
     "batch_input_kind": "Invalid argument: unknown batch input kind '' for batch_input_kind",
     # Harmless: it names what runs anyway.
     "runtime_model_py": "",
-    # Environments are looked for when they are unpacked.
-    "env_missing": "",
+    # Environments come later; a model must not run in another one than it asks for.
+    "env_missing": "Unsupported: EXECUTION_ENV_PATH is not supported yet: model 'env_missing'",
 }
 
 

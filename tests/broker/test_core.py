@@ -211,6 +211,23 @@ def test_a_stub_that_answers_what_it_was_not_asked_is_killed(bench):
     assert bench.killed == [bench.only()]
 
 
+def test_what_a_stub_answered_before_it_broke_the_protocol_is_answered(bench):
+    request = bench.submit()
+    bench.turn()
+    bench.answer(bench.only(), lie=True)
+    assert bench.response(request).error is None
+    assert bench.killed == [bench.only()]
+
+
+def test_a_passive_instance_is_never_given_work(make_bench):
+    bench = make_bench()
+    bench.load(instances=2, passive=True)
+    bench.bring_up()
+    bench.submit()
+    bench.turn()
+    assert [bench.held(key) for key in bench.alive] == [[], []]
+
+
 def test_retained_inputs_are_released_when_the_stub_says_so_or_dies(bench):
     first = bench.submit()
     bench.turn()

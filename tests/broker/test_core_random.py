@@ -35,14 +35,23 @@ class CoreMachine(RuleBasedStateMachine):
         if turn:
             self.bench.turn()
 
-    @rule(data=st.data(), count=st.integers(1, 4), execute_ns=st.sampled_from([1_000, 200_000, 10**9]))
-    def answer(self, data, count: int, execute_ns: int) -> None:
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 4),
+        execute_ns=st.sampled_from([1_000, 200_000, 10**9]),
+        lie=st.integers(0, 9),
+    )
+    def answer(self, data, count: int, execute_ns: int, lie: int) -> None:
         holding = [key for key in self.bench.alive if self.bench.held(key)]
         if holding:
             key = data.draw(st.sampled_from(holding))
             expected = self.bench.held(key)[0]
-            self.bench.answer(key, count, execute_ns, lease=7)
+            self.bench.answer(key, count, execute_ns, lie == 9, lease=7)
             assert self.bench.response(expected) is not None
+            if lie == 9:
+                assert self.bench.killed[-1] == key
+                self.bench.die(key)
+                return
             self.bench.tell(OutputsRead(key, 7))
 
     @precondition(lambda self: self.bench.alive)

@@ -53,15 +53,14 @@ class World:
         self.store = Store("/dev/shm")
         block = self.store.allocate(32)
         block.view[:] = b"n" * 32
-        settings = BrokerSettings(self.bus, "/dev/shm", (), auto_complete=False)
+        settings = BrokerSettings(self.bus, "/dev/shm", auto_complete=False)
         core = Core(settings, Recorder(), Handle(block.segment, block.offset, 32), b"n" * 32, 0)
         self.spawned: list[str] = []
         self.killed: list[str] = []
         self.server = BrokerServer(
             core,
-            self.bus,
+            settings,
             Reader("/dev/shm"),
-            "/dev/shm",
             lambda key, title: self.spawned.append(key),
             self.killed.append,
             lambda line: None,
