@@ -15,8 +15,17 @@ from gateway.dataplane import DataPlane, Reply
 from gateway.http_compression import UnsupportedEncoding, choose_encoding, deflate, inflate, is_compressed
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply
-from gateway.http_reader import LARGE_NBYTES, BadRequest, Request, RequestReader, header_size
-from gateway.http_routes import INFER, NO_ROUTE, WRONG_METHOD, Endpoints, Response, Route, error_body, error_response
+from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader, header_size
+from gateway.http_routes import (
+    INFER,
+    NO_ROUTE,
+    WRONG_METHOD,
+    Endpoints,
+    HttpResponse,
+    Route,
+    error_body,
+    error_response,
+)
 from protocol.errors import InternalError, ServingError, Unavailable, Unsupported
 from protocol.signature import Signature
 
@@ -51,9 +60,9 @@ class Connection(asyncio.BufferedProtocol):
         self._receive_view = receive_view  # shared: what is read into it is consumed before anyone else reads
         self._on_made = on_made
         self._on_lost = on_lost
-        self._queue: deque[Request] = deque()
+        self._queue: deque[HttpRequest] = deque()
         self._unread = b""  # bytes that came while a request was running
-        self._request: Request | None = None
+        self._request: HttpRequest | None = None
         self._header: InferHeader | None = None
         self._call = 0  # id of the running inference
         self._surplus = 0  # responses before the final one
@@ -119,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: HttpRequest) -> None:
         self._queue.append(request)
         self._advance()
 
@@ -156,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(head + body)
         self._transport.close()
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: HttpRequest) -> None:
         self._request = request
         route = request.route
         if route is None:
@@ -172,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- inference ----------------------------------------------------------------------------------------------
 
-    def _infer(self, request: Request, route: Route) -> None:
+    def _infer(self, request: HttpRequest, route: Route) -> None:
         try:
             try:
                 signature = self._signature(route)
@@ -201,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             return error
         return None
 
-    def _body(self, request: Request) -> Body:
+    def _body(self, request: HttpRequest) -> Body:
         data, headers = request.body, request.headers
         if is_compressed(headers.get(b"content-encoding", b"identity")):
             data = inflate(data, self._endpoints.max_input_size)
@@ -243,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- replies ------------------------------------------------------------------------------------------------
 
-    def _respond(self, response: Response) -> None:
+    def _respond(self, response: HttpResponse) -> None:
         assert self._request is not None
         head = _STATUS_LINES[response.status] + response.content_type + b"\r\n" + response.headers
         body = b"" if self._request.method == b"HEAD" else response.body
@@ -278,6 +287,6 @@ class Connection(asyncio.BufferedProtocol):
             self._held.release()
             self._held = None
 
-    def _free(self, request: Request) -> None:
+    def _free(self, request: HttpRequest) -> None:
         if request.block is not None:
             self._dataplane.store.free(request.block)

@@ -32,7 +32,7 @@ class Body(NamedTuple):
     offset: int = 0
 
 
-class Answer(NamedTuple):
+class InferAnswer(NamedTuple):
     """``json_nbytes`` > 0: the first so many bytes are JSON, the rest binary tensors; 0: JSON alone."""
 
     buffers: list[Buffer]
@@ -137,7 +137,7 @@ def _raw_tensor(body: Body, signature: Signature, max_input_size: int) -> InputT
 # --- replies ----------------------------------------------------------------------------------------------------
 
 
-def write_reply(reply: Reply, header: InferHeader) -> Answer:
+def write_reply(reply: Reply, header: InferHeader) -> InferAnswer:
     """Buffers may be views that ``Reply.release`` ends. Raises InvalidArgument for what JSON cannot carry."""
     forms, default = header.binary, header.default_binary
     described: list[bytes] = []
@@ -156,7 +156,7 @@ def write_reply(reply: Reply, header: InferHeader) -> Answer:
             )
     text = _opening(reply) + b",".join(described) + b"]}"
     buffers[0] = text
-    return Answer(buffers, nbytes + len(text), len(text) if nbytes else 0)
+    return InferAnswer(buffers, nbytes + len(text), len(text) if nbytes else 0)
 
 
 def _opening(reply: Reply) -> bytes:

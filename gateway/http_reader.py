@@ -1,4 +1,4 @@
-"""Bytes of a connection to Requests: HTTP/1 by httptools, and where a body is put. No socket here.
+"""Bytes of a connection to HttpRequests: HTTP/1 by httptools, and where a body is put. No socket here.
 
 Bodies are collected from the caller's buffer, but a large body of an infer request goes to a block of shared memory;
 ``rest`` is then where the caller must receive the bytes that are still to come:
@@ -31,7 +31,7 @@ _WANTED = frozenset(
 )
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``. With a ``refusal`` the body
     was thrown away."""
 
@@ -61,7 +61,7 @@ class RequestReader:
         self,
         store: Store,
         max_input_size: int,
-        on_request: Callable[[Request], None],
+        on_request: Callable[[HttpRequest], None],
         on_expect: Callable[[], None],
         refuse: Callable[[Route], ServingError | None],
     ) -> None:
@@ -206,7 +206,7 @@ class RequestReader:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             if self._nbytes > self._limit and self._refusal is None:
                 self._refusal = self._too_large()
-        request = Request(
+        request = HttpRequest(
             self._route,
             self._method,
             self._headers,

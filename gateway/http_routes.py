@@ -1,4 +1,4 @@
-"""The routes of the HTTP front and all endpoints but infer: path to Route, Route and body to Response."""
+"""The routes of the HTTP front and all endpoints but infer: path to Route, Route and body to HttpResponse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Route(NamedTuple):
     name: str = ""  # of a repository or shared memory region
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
     body: bytes = b""
     content_type: bytes = b"application/json"
@@ -74,17 +74,17 @@ def find_route(url: bytes, method: bytes) -> Route | None:
     return route
 
 
-def error_response(error: ServingError, headers: bytes = b"") -> Response:
-    return Response(HTTP_STATUS[error.kind], error_body(str(error)), headers=headers)
+def error_response(error: ServingError, headers: bytes = b"") -> HttpResponse:
+    return HttpResponse(HTTP_STATUS[error.kind], error_body(str(error)), headers=headers)
 
 
 def error_body(text: str) -> bytes:
     return b'{"error":' + http_json.string(text) + b"}"
 
 
-NO_ROUTE = Response(404, error_body("Not Found"))
-WRONG_METHOD = Response(405, error_body("Method Not Allowed"))
-EMPTY = Response(200)
+NO_ROUTE = HttpResponse(404, error_body("Not Found"))
+WRONG_METHOD = HttpResponse(405, error_body("Method Not Allowed"))
+EMPTY = HttpResponse(200)
 
 
 def version_of(route: Route) -> int:
@@ -127,42 +127,42 @@ class Endpoints:
         """Raises ServingError."""
         return for_model(route, self._dataplane.signature)
 
-    def answer(self, route: Route, body: bytes) -> Response:
-        endpoint: Callable[[Route, bytes], Response] = getattr(self, route.endpoint)
+    def answer(self, route: Route, body: bytes) -> HttpResponse:
+        endpoint: Callable[[Route, bytes], HttpResponse] = getattr(self, route.endpoint)
         try:
             return endpoint(route, body)
         except ServingError as error:
             return error_response(error)
 
-    def live(self, route: Route, body: bytes) -> Response:
+    def live(self, route: Route, body: bytes) -> HttpResponse:
         self._refuse_while_exiting()
-        return Response(200 if self._dataplane.server_live() else 400)
+        return HttpResponse(200 if self._dataplane.server_live() else 400)
 
-    def ready(self, route: Route, body: bytes) -> Response:
+    def ready(self, route: Route, body: bytes) -> HttpResponse:
         self._refuse_while_exiting()
-        return Response(200 if self._dataplane.server_ready() else 400)
+        return HttpResponse(200 if self._dataplane.server_ready() else 400)
 
-    def model_ready(self, route: Route, body: bytes) -> Response:
+    def model_ready(self, route: Route, body: bytes) -> HttpResponse:
         if not for_model(route, self._dataplane.model_ready):
             raise InvalidArgument("Model version not ready")
         return EMPTY
 
-    def server_metadata(self, route: Route, body: bytes) -> Response:
-        return Response(200, http_json.encode(self._dataplane.server_metadata()._asdict()))
+    def server_metadata(self, route: Route, body: bytes) -> HttpResponse:
+        return HttpResponse(200, http_json.encode(self._dataplane.server_metadata()._asdict()))
 
-    def model_metadata(self, route: Route, body: bytes) -> Response:
+    def model_metadata(self, route: Route, body: bytes) -> HttpResponse:
         metadata = for_model(route, self._dataplane.model_metadata)
         tensors = {"inputs": _tensors(metadata.inputs), "outputs": _tensors(metadata.outputs)}
-        return Response(200, http_json.encode({**metadata._asdict(), **tensors}))
+        return HttpResponse(200, http_json.encode({**metadata._asdict(), **tensors}))
 
-    def model_config(self, route: Route, body: bytes) -> Response:
-        return Response(200, self.signature(route).config_json.encode("utf-8", "surrogateescape"))
+    def model_config(self, route: Route, body: bytes) -> HttpResponse:
+        return HttpResponse(200, self.signature(route).config_json.encode("utf-8", "surrogateescape"))
 
-    def statistics(self, route: Route, body: bytes) -> Response:
+    def statistics(self, route: Route, body: bytes) -> HttpResponse:
         statistics = for_model(route, self._dataplane.statistics)
-        return Response(200, http_json.encode({"model_stats": [_model_statistics(item) for item in statistics]}))
+        return HttpResponse(200, http_json.encode({"model_stats": [_model_statistics(item) for item in statistics]}))
 
-    def index(self, route: Route, body: bytes) -> Response:
+    def index(self, route: Route, body: bytes) -> HttpResponse:
         ready = False
         if body:
             found = http_json.find(self._parse(body), "ready")
@@ -171,35 +171,35 @@ class Endpoints:
                     ready = http_json.as_bool(found)
                 except JsonError:
                     raise InvalidArgument("Invalid value for 'ready': expected a boolean") from None
-        return Response(200, http_json.encode([_index_entry(entry) for entry in self._dataplane.index(ready)]))
+        return HttpResponse(200, http_json.encode([_index_entry(entry) for entry in self._dataplane.index(ready)]))
 
-    def load_or_unload(self, route: Route, body: bytes) -> Response:
+    def load_or_unload(self, route: Route, body: bytes) -> HttpResponse:
         if route.name:
             raise Unsupported("'repository_name' specification is not supported")
         raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    def system_regions(self, route: Route, body: bytes) -> Response:
+    def system_regions(self, route: Route, body: bytes) -> HttpResponse:
         return self._regions("system", route)
 
-    def cuda_regions(self, route: Route, body: bytes) -> Response:
+    def cuda_regions(self, route: Route, body: bytes) -> HttpResponse:
         return self._regions("cuda", route)
 
-    def change_regions(self, route: Route, body: bytes) -> Response:
+    def change_regions(self, route: Route, body: bytes) -> HttpResponse:
         raise Unsupported(
             "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         )
 
-    def log_settings(self, route: Route, body: bytes) -> Response:
-        return Response(200, http_json.encode(log_settings.shown(self._dataplane.log_settings)))
+    def log_settings(self, route: Route, body: bytes) -> HttpResponse:
+        return HttpResponse(200, http_json.encode(log_settings.shown(self._dataplane.log_settings)))
 
-    def change_log_settings(self, route: Route, body: bytes) -> Response:
+    def change_log_settings(self, route: Route, body: bytes) -> HttpResponse:
         log_settings.change(self._dataplane.log_settings, _log_changes(self._parse(body)))
         return self.log_settings(route, body)
 
-    def _regions(self, kind: str, route: Route) -> Response:
+    def _regions(self, kind: str, route: Route) -> HttpResponse:
         if route.name:
             raise NotFound(f"Unable to find {kind} shared memory region: '{route.name}'")
-        return Response(200, b"[]")
+        return HttpResponse(200, b"[]")
 
     def _refuse_while_exiting(self) -> None:
         if self.exiting:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.dataplane import InferCall, OutputTensor, Reply
 from gateway.http_header import InferHeader
-from gateway.http_infer import Answer, Body, read_request, write_reply
+from gateway.http_infer import Body, InferAnswer, read_request, write_reply
 from protocol.errors import InvalidArgument
 from protocol.messages import Parameters
 from protocol.signature import Signature
@@ -146,7 +146,7 @@ def write(
     request_id: str = "",
     parameters: Parameters | None = None,
     max_batch_size: int = 0,
-) -> Answer:
+) -> InferAnswer:
     model = TWO._replace(max_batch_size=max_batch_size)
     return write_reply(Reply(model, request_id, outputs, parameters or {}, None, True, bus, "stub", 0), header)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http_reader import LARGE_NBYTES, BadRequest, Request, RequestReader
+from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader
 from gateway.http_routes import Route
 from protocol.errors import InvalidArgument, NotFound, ServingError
 from shm.store import Store
@@ -21,7 +21,7 @@ class Received:
     """A reader and what came out of it."""
 
     def __init__(self, store: Store, max_input_size: int = 1 << 20) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
         self.expected = 0
         self.refusal: ServingError | None = None
         self.reader = RequestReader(store, max_input_size, self.requests.append, self._expect, self._refuse)
@@ -32,7 +32,7 @@ class Received:
     def _refuse(self, route: Route) -> ServingError | None:
         return self.refusal
 
-    def feed(self, data: bytes, step: int = 1 << 18) -> list[Request]:
+    def feed(self, data: bytes, step: int = 1 << 18) -> list[HttpRequest]:
         """As a socket would: into ``rest`` while there is one."""
         position = 0
         while position < len(data):

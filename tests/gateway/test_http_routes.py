@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_routes import INFER, Endpoints, Response, Route, find_route
+from gateway.http_routes import INFER, Endpoints, HttpResponse, Route, find_route
 from tests.gateway.fake_bus import FakeBus
 
 
@@ -14,7 +14,7 @@ def endpoints(bus: FakeBus) -> Endpoints:
     return Endpoints(bus.plane, 1000)
 
 
-def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> Response:
+def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> HttpResponse:
     route = find_route(path.encode(), method.encode())
     assert route is not None
     return endpoints.answer(route, body)
@@ -202,11 +202,11 @@ LOGGING = {
 }
 
 
-def change(endpoints: Endpoints, body: bytes) -> Response:
+def change(endpoints: Endpoints, body: bytes) -> HttpResponse:
     return ask(endpoints, "/v2/logging", body, "POST")
 
 
-def shown(response: Response) -> Any:
+def shown(response: HttpResponse) -> Any:
     assert response.status == 200
     return json.loads(response.body)
 
