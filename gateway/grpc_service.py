@@ -26,6 +26,7 @@ from gateway.grpc_tensors import (
 )
 from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2
+from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 
@@ -36,10 +37,6 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 # grpc.health.v1.HealthCheckResponse{status = 1}: SERVING is 1, NOT_SERVING 2.
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-
-SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
-NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 Message = Any  # protobuf's classes have no static types

@@ -26,7 +26,7 @@ from gateway.http_routes import (
     error_body,
     error_response,
 )
-from protocol.errors import InternalError, ServingError, Unavailable, Unsupported
+from protocol.errors import STOPPING, InternalError, ServingError, Unavailable, Unsupported
 from protocol.signature import Signature
 
 _REASONS = {
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _signature(self, route: Route) -> Signature:
         if self._endpoints.exiting:
-            raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+            raise Unavailable(STOPPING)
         signature = self._endpoints.signature(route)
         if signature.decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from gateway import http_json, log_settings
 from gateway.dataplane import DataPlane, TensorMetadata
 from gateway.http_json import MISSING, JsonError
+from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
 from gateway.status import HTTP_STATUS
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.signature import IndexEntry, Signature
@@ -175,8 +176,8 @@ class Endpoints:
 
     def load_or_unload(self, route: Route, body: bytes) -> HttpResponse:
         if route.name:
-            raise Unsupported("'repository_name' specification is not supported")
-        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise Unsupported(NO_REPOSITORY_NAME)
+        raise Unavailable(NO_MODEL_CONTROL)
 
     def system_regions(self, route: Route, body: bytes) -> HttpResponse:
         return self._regions("system", route)
@@ -185,9 +186,7 @@ class Endpoints:
         return self._regions("cuda", route)
 
     def change_regions(self, route: Route, body: bytes) -> HttpResponse:
-        raise Unsupported(
-            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-        )
+        raise Unsupported(SHM_DISABLED)
 
     def log_settings(self, route: Route, body: bytes) -> HttpResponse:
         return HttpResponse(200, http_json.encode(log_settings.shown(self._dataplane.log_settings)))

@@ -34,6 +34,9 @@ KIND_TEXT = {
     ErrorKind.CANCELLED: "Cancelled",
 }
 
+# Triton's text for an inference while the server stops; the gateway and the broker both refuse with it.
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
 
 class ServingError(Exception):
     """Any failure that a client may see. ``str(error)`` is the client's text."""
