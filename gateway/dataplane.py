@@ -6,18 +6,18 @@ neither HTTP nor gRPC. Everything runs on the gateway's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.bus import Bus, Frames
+from gateway.calls import InferCall, OutputTensor, Reply, Sink
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
+from gateway.model_metadata import ModelMetadata, model_metadata
 from gateway.validation import Checker, client_shape
 from protocol.errors import InternalError, InvalidArgument, ServingError, error_of
-from protocol.messages import Handle, Parameters, Request, Response, TensorRef
-from protocol.signature import IndexEntry, Signature, TensorSpec
+from protocol.messages import Handle, Request, Response, TensorRef
+from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
 from shm.errors import BadHandle, BadSegment, ShmFull
 
@@ -43,102 +43,10 @@ EXTENSIONS = (
 )
 
 
-class InputTensor(NamedTuple):
-    """An input in KServe's binary form (BYTES elements length-prefixed). ``shape`` is the client's, batch dimension
-    included. ``offset`` >= 0: the bytes already lie in the call's block at that offset (and ``data`` views them)."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: bytes | memoryview
-    offset: int = -1
-
-
-@dataclass(slots=True)
-class InferCall:
-    """One request of a client. ``infer`` takes over ``block`` even when it raises."""
-
-    model: str
-    version: int  # -1 = the highest READY one
-    inputs: list[InputTensor]
-    request_id: str = ""
-    outputs: list[str] = field(default_factory=list)  # requested names; [] = all
-    parameters: Parameters = field(default_factory=dict)
-    correlation_id: int | str = 0
-    flags: int = 0  # 1 = sequence start, 2 = sequence end
-    priority: int = 0
-    timeout_us: int = 0
-    block: Block | None = None  # where inputs with an offset lie
-    signature: Signature | None = None  # when the front has looked it up already
-    classes: dict[str, int] = field(default_factory=dict)  # outputs to classify, and how many classes of each
-
-
-class OutputTensor(NamedTuple):
-    """An output in binary form. A memoryview is valid until ``Reply.release``."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: memoryview | bytes
-
-
-class Reply:
-    """One response. ``release`` must be called once the outputs have been read; calling it again is harmless."""
-
-    __slots__ = ("_bus", "_lease", "_origin", "error", "final", "outputs", "parameters", "request_id", "signature")
-
-    def __init__(
-        self,
-        signature: Signature,
-        request_id: str,
-        outputs: list[OutputTensor],
-        parameters: Parameters,
-        error: ServingError | None,
-        final: bool,
-        bus: Bus,
-        origin: str,
-        lease: int,
-    ) -> None:
-        self.signature = signature
-        self.request_id = request_id
-        self.outputs = outputs
-        self.parameters = parameters
-        self.error = error
-        self.final = final
-        self._bus = bus
-        self._origin = origin
-        self._lease = lease
-
-    def release(self) -> None:
-        lease = self._lease
-        if lease:
-            self._lease = 0
-            self._bus.release(self._origin, lease)
-
-
-Sink = Callable[[Reply], None]
-
-
 class ServerMetadata(NamedTuple):
     name: str
     version: str
     extensions: tuple[str, ...]
-
-
-class TensorMetadata(NamedTuple):
-    """``shape`` has a leading -1 for a batching model."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
-class ModelMetadata(NamedTuple):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
 
 
 class _Pending:
@@ -358,19 +266,7 @@ class DataPlane:
     def model_metadata(self, model: str, version: int) -> ModelMetadata:
         """Raises NotFound or Unavailable."""
         signature = self.bus.signature(model, version)
-        versions = [version] if version != -1 else self.bus.versions(model)
-        lead = (-1,) if signature.max_batch_size > 0 else ()
-
-        def described(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
-            return [TensorMetadata(spec.name, spec.datatype, lead + spec.dims) for spec in specs]
-
-        return ModelMetadata(
-            signature.model,
-            [str(number) for number in versions],
-            signature.platform,
-            described(signature.inputs),
-            described(signature.outputs),
-        )
+        return model_metadata(signature, [version] if version != -1 else self.bus.versions(model))
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         """All models for an empty name, all versions for -1. Raises InvalidArgument."""

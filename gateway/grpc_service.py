@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from gateway.dataplane import DataPlane, Reply
+from gateway.calls import Reply
+from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import SHUTTING_DOWN, InFlight
 from gateway.grpc_stream import InferStream
 from gateway.grpc_tensors import (

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from gateway.dataplane import DataPlane, Reply
+from gateway.calls import Reply
+from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import InFlight
 from gateway.grpc_tensors import (
     ParsedRequest,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gateway.dataplane import InferCall, InputTensor, OutputTensor
+from gateway.calls import InferCall, InputTensor, OutputTensor
 from gateway.proto import service_pb2
 from gateway.tensors import prefixed
 from protocol.datatypes import ITEMSIZE

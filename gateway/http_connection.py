@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from gateway.dataplane import DataPlane, Reply
+from gateway.calls import Reply
+from gateway.dataplane import DataPlane
 from gateway.http_compression import UnsupportedEncoding, choose_encoding, deflate, inflate, is_compressed
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply

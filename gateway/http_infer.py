@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from gateway import http_json, http_tensors
-from gateway.dataplane import InferCall, InputTensor, Reply
+from gateway.calls import InferCall, InputTensor, Reply
 from gateway.http_header import InferHeader, decode
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument

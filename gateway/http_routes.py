@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from gateway import http_json, log_settings
-from gateway.dataplane import DataPlane, TensorMetadata
+from gateway.dataplane import DataPlane
 from gateway.http_json import MISSING, JsonError
+from gateway.model_metadata import TensorMetadata
 from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
 from gateway.status import HTTP_STATUS
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported

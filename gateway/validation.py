@@ -12,14 +12,13 @@ from math import prod
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
+from gateway.calls import InputTensor
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument
 from protocol.signature import Signature, TensorSpec
 
 Shape = tuple[int, ...]
 Fail = Callable[[str], NoReturn]
-# (name, datatype, shape, data, offset): a dataplane.InputTensor
-Input = tuple[str, str, list[int], "bytes | memoryview", int]
 
 INT64_MAX = (1 << 63) - 1
 _LENGTH = Struct("<I")
@@ -86,7 +85,7 @@ class Checker:
         nbytes = prod(spec.dims) * itemsize if fixed else -1
         return _Expected(spec.datatype, list(spec.dims), itemsize, nbytes, spec.dims if plain else None, spec)
 
-    def check(self, request_id: str, inputs: Sequence[Input], outputs: Sequence[str]) -> list[Shape]:
+    def check(self, request_id: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> list[Shape]:
         """The shapes for the model, one per input: batch dimension included, reshape applied. Raises
         InvalidArgument."""
         if len(inputs) == len(self._inputs) and self._outputs.issuperset(outputs):
@@ -95,7 +94,7 @@ class Checker:
                 return shapes
         return self._check_all(request_id or "<id_unknown>", inputs, outputs)
 
-    def _check_common(self, inputs: Sequence[Input]) -> list[Shape] | None:
+    def _check_common(self, inputs: Sequence[InputTensor]) -> list[Shape] | None:
         """The shapes if all dimensions are as configured, else None: for the full checks to look at."""
         expected = self._inputs
         shapes: list[Shape] = []
@@ -118,7 +117,7 @@ class Checker:
             shapes.append((batch_size, *(known.dims if known.spec.reshape is None else known.spec.reshape)))
         return shapes
 
-    def _check_all(self, request_id: str, inputs: Sequence[Input], outputs: Sequence[str]) -> list[Shape]:
+    def _check_all(self, request_id: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> list[Shape]:
         def fail(text: str) -> NoReturn:
             raise InvalidArgument(f"[request id: {request_id}] {text}")
 
@@ -128,7 +127,7 @@ class Checker:
         shapes.reverse()
         return shapes
 
-    def _check_names(self, inputs: Sequence[Input], outputs: Sequence[str], fail: Fail) -> None:
+    def _check_names(self, inputs: Sequence[InputTensor], outputs: Sequence[str], fail: Fail) -> None:
         model = self.signature.model
         names: list[str] = []
         for item in inputs:
@@ -153,7 +152,7 @@ class Checker:
             if name not in self._inputs:
                 raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}'")
 
-    def _check_batch(self, inputs: Sequence[Input], fail: Fail) -> int:
+    def _check_batch(self, inputs: Sequence[InputTensor], fail: Fail) -> int:
         """The request's batch size, the first dimension of every input."""
         model = self.signature.model
         batch_size: int | None = None
@@ -168,7 +167,7 @@ class Checker:
             fail(f"inference request batch-size must be <= {self._max_batch_size} for '{model}'")
         return batch_size or 0
 
-    def _check_input(self, item: Input, batch_size: int | None, fail: Fail) -> Shape:
+    def _check_input(self, item: InputTensor, batch_size: int | None, fail: Fail) -> Shape:
         name, datatype, shape, data, _ = item
         expected = self._inputs[name]
         model = self.signature.model

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dataplane import DataPlane, InferCall, InputTensor, Reply
+from gateway.calls import InferCall, InputTensor, Reply
+from gateway.dataplane import DataPlane
 from gateway.tensors import prefixed
 from protocol.errors import InvalidArgument, NotFound, Unavailable
 from protocol.messages import Handle, Response, TensorRef

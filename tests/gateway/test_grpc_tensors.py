@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dataplane import InferCall, OutputTensor
+from gateway.calls import InferCall, OutputTensor
 from gateway.grpc_tensors import (
     decode_call,
     decode_parameters,

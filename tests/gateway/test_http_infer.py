@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dataplane import InferCall, OutputTensor, Reply
+from gateway.calls import InferCall, OutputTensor, Reply
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, InferAnswer, read_request, write_reply
 from protocol.errors import InvalidArgument

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from gateway.dataplane import InputTensor
+from gateway.calls import InputTensor
 from gateway.validation import Checker, byte_size, element_count
 from protocol.errors import InvalidArgument
 from protocol.signature import Signature, TensorSpec
