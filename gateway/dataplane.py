@@ -19,6 +19,7 @@ from protocol.errors import InternalError, InvalidArgument, ServingError, error_
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
+from shm.arena import ALIGNMENT
 from shm.errors import BadHandle, BadSegment, ShmFull
 
 if TYPE_CHECKING:
@@ -212,11 +213,12 @@ class DataPlane:
         blocks: list[Block],
         frames: list[memoryview | bytes],
     ) -> list[TensorRef]:
-        """All inputs that are not in the call's block go to one new block, each 64-byte aligned; to frames if full."""
+        """All inputs that are not in the call's block go to one new block, each aligned; to frames if full."""
         total = 0
         for tensor in call.inputs:
             if tensor.offset < 0:
-                total += (len(tensor.data) + 63) & ~63
+                nbytes = len(tensor.data)
+                total += nbytes + -nbytes % ALIGNMENT
         if total > LARGE_NBYTES:
             self.large_calls += 1
         block: Block | None = None
@@ -237,7 +239,7 @@ class DataPlane:
             elif block is not None:
                 block.view[position : position + nbytes] = data
                 place = Handle(block.segment, block.offset + position, nbytes)
-                position += (nbytes + 63) & ~63
+                position += nbytes + -nbytes % ALIGNMENT
             else:
                 place = len(frames)
                 frames.append(bytes(data))  # a view may be of a buffer that its front reuses

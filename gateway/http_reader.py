@@ -3,7 +3,7 @@
 Bodies are collected from the caller's buffer, but a large body of an infer request goes to a block of shared memory;
 ``rest`` is then where the caller must receive the bytes that are still to come:
 
-    block   | pad | JSON header | tensor | tensor |     pad: the tensors begin at a multiple of 64
+    block   | pad | JSON header | tensor | tensor |     pad: the tensors begin aligned
             0     offset
 """
 
@@ -18,12 +18,12 @@ import httptools
 from gateway.http_compression import is_compressed
 from gateway.http_routes import INFER, Route, find_route
 from protocol.errors import InvalidArgument, ServingError
+from shm.arena import ALIGNMENT
 from shm.errors import ShmFull
 from shm.store import Block, Store
 
 LARGE_NBYTES = 64 << 10  # from here on a body is worth a place of its own
 _MAX_CHUNKS = 65536
-_ALIGNMENT = 64
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
 _WANTED = frozenset(
@@ -190,7 +190,7 @@ class RequestReader:
             self._limit = 0
         elif not compressed and header_nbytes < nbytes and (header_nbytes or nbytes <= self._limit):
             self._limit = 1 << 62
-            pad = -header_nbytes % _ALIGNMENT
+            pad = -header_nbytes % ALIGNMENT
             try:
                 self._block = self._store.allocate(pad + nbytes)
                 self._offset = pad

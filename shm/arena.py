@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Dict, Iterator, List, Optional, Tuple
 
-ALIGNMENT = 64  # a cache line; enough for any SIMD load
+# A cache line; enough for any SIMD load. Behind n bytes, -n % ALIGNMENT more stay unused: written out wherever tensors
+# are laid out, as a function for it cost each of them 30 ns more.
+ALIGNMENT = 64
 
 
 class Arena:
-    """Invariant: chunks in use and free chunks tile the range without gap or overlap; all are multiples of 64."""
+    """Invariant: chunks in use and free ones tile the range without gap or overlap; all are multiples of ALIGNMENT."""
 
     __slots__ = ("_bins", "_live", "_sizes", "free_bytes", "nbytes")
 
@@ -34,7 +36,7 @@ class Arena:
         """The offset of ``nbytes``, aligned; None if no free chunk is that large (after ``merge`` one may be)."""
         if nbytes < 0:
             raise ValueError("a size is negative")
-        size = (nbytes + 63) & -64 or 64
+        size = nbytes + -nbytes % ALIGNMENT or ALIGNMENT
         if size > self.free_bytes:
             return None
         offsets = self._bins.get(size)

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from . import logger, signals
 from .channel import Channel
 from .session import PlacedTensor, Session
-from .shared import errors, messages, segment, shm_errors, store
+from .shared import ALIGNMENT, errors, messages, segment, shm_errors, store
 from .user_model import LoadError, UserModel, auto_complete
 
 EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
@@ -149,7 +149,8 @@ class Outputs:
         starts, total = [], 0
         for tensor in tensors:
             starts.append(total)
-            total += (len(tensor[3]) + 63) & -64
+            nbytes = len(tensor[3])
+            total += nbytes + -nbytes % ALIGNMENT
         block = self._allocate(total)
         if block is None:
             return [self._place_inline(tensor) for tensor in tensors], 0

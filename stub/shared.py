@@ -12,9 +12,11 @@ if TYPE_CHECKING or __package__ == "stub":
     from protocol import datatypes, errors, messages
     from shm import errors as shm_errors
     from shm import segment, store, sweep
+    from shm.arena import ALIGNMENT
 else:
     from _tensorbus_app.protocol import datatypes, errors, messages
     from _tensorbus_app.shm import errors as shm_errors
     from _tensorbus_app.shm import segment, store, sweep
+    from _tensorbus_app.shm.arena import ALIGNMENT
 
-__all__ = ["datatypes", "errors", "messages", "segment", "shm_errors", "store", "sweep"]
+__all__ = ["ALIGNMENT", "datatypes", "errors", "messages", "segment", "shm_errors", "store", "sweep"]

@@ -16,6 +16,7 @@ from protocol.kserve import generated
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from shm.arena import ALIGNMENT
 from shm.store import Block, Reader, Store
 
 ModelConfig = generated("model_config_pb2").ModelConfig
@@ -147,7 +148,7 @@ class FakeBus:
         for name, datatype, shape, data in outputs:
             block.view[position : position + len(data)] = data
             refs.append(TensorRef(name, datatype, shape, Handle(block.segment, block.offset + position, len(data))))
-            position += (len(data) + 63) & ~63
+            position += len(data) + -len(data) % ALIGNMENT
         return lease, refs
 
     # --- the Bus --------------------------------------------------------------------------------------------------
