@@ -10,8 +10,7 @@ import time
 import pytest
 import zmq
 
-from protocol.messages import EXECUTE, Configured, Execute, Executed, Failed, Goodbye, Handle
-from stub.process import Answers
+from protocol.messages import EXECUTE, Configured, Execute, Failed, Goodbye, Handle
 from tests.stub.bare_broker import DEADLINE_S, NONCE, BareBroker
 
 IMPORTS = "import numpy as np, os, sys, threading, time\nimport triton_python_backend_utils as pb_utils\n"
@@ -238,27 +237,6 @@ def test_slow_batches_are_answered_one_by_one(broker, model):
     broker.serve(model("def answer(self, array): time.sleep(0.02); return pb_utils.InferenceResponse([])"))
     broker.execute(*[broker.request(value)[0] for value in range(3)])
     assert [len(broker.receive().executed) for _ in range(3)] == [1, 1, 1]
-
-
-def done(duration_ns: int) -> Executed:
-    return Executed(1, 0, duration_ns, 0, False, [])
-
-
-def test_quick_answers_wait_for_each_other():
-    answers = Answers()
-    assert not answers.would_wait_too_long(10**9)
-    answers.add(done(50_000), 0)
-    answers.add(done(50_000), 50_000)
-    assert not answers.would_wait_too_long(250_000)
-    assert answers.would_wait_too_long(250_001)
-    assert len(answers.take()) == 2
-    assert not answers.would_wait_too_long(10**9)
-
-
-def test_no_answer_waits_for_a_batch_as_slow_as_the_last():
-    answers = Answers()
-    answers.add(done(400_000), 0)
-    assert answers.would_wait_too_long(0)
 
 
 def test_an_input_that_is_not_where_it_should_be_fails_its_request_alone(broker, model):
