@@ -70,6 +70,7 @@ class BrokerServer:
         self._reader = reader
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
+        self._sent = False  # since the socket was last looked at
         self._timer: asyncio.TimerHandle | None = None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -163,7 +164,8 @@ class BrokerServer:
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._carry_out(self.core.handle(event, now))
-        if self._dispatch(now) and self._has_input():
+        self._carry_out(self.core.dispatch(now))
+        if self._sent and self._has_input():
             self._on_readable()
         elif self._timer is None:
             self._set_timer()
@@ -173,19 +175,16 @@ class BrokerServer:
         while True:
             now = time.monotonic_ns()
             self._receive(now)
-            if not self._dispatch(now) or not self._has_input():
+            self._carry_out(self.core.dispatch(now))
+            if not self._sent or not self._has_input():
                 break
         if self._timer is None:
             self._set_timer()
 
     def _has_input(self) -> bool:
+        """To be asked after every send: it makes libzmq take note of input, and the FD does not tell of that again."""
+        self._sent = False
         return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
-
-    def _dispatch(self, now: int) -> bool:
-        """Whether anything was sent: then the socket must be looked at again."""
-        actions = self.core.dispatch(now)
-        self._carry_out(actions)
-        return bool(actions)
 
     def _receive(self, now: int) -> None:
         """All that is in the socket. To ask whether there is more costs less than the exception for none."""
@@ -244,6 +243,7 @@ class BrokerServer:
         if not shared and isinstance(message, Execute):
             message, frames = self._inline(message, list(frames))
         header = encode_to_stub(message)
+        self._sent = True
         try:
             self._socket.send(key.encode("ascii"), _MORE_FOLLOWS)
         except zmq.Again:

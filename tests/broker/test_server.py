@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import time
 
 import msgspec
@@ -177,6 +178,29 @@ def test_a_stub_that_does_not_share_memory_is_sent_the_bytes(run):
         (_, batches, _), frames = await receive(stub)
         (tensor,) = batches[0][1][0][3]
         assert tensor[3] == 0 and frames == [b"wxyz"]
+
+    run(scenario)
+
+
+def test_input_that_a_message_of_the_timer_hides_is_seen(run):
+    """Whatever is sent makes libzmq take note of input, and its FD tells of that no more."""
+
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        _, first = world.submit()
+        (_, batches, _), _ = await receive(stub)
+        await say(stub, Results(RESULTS, [executed(batches[0], lease=7)], []))
+        await first.answered
+        _, second = world.submit()
+        (_, batches, _), _ = await receive(stub)
+        world.server.release(world.spawned[-1], 7)
+        await say(stub, Results(RESULTS, [executed(batches[0])], []))
+        select.select([world.server._socket.FD], [], [], 5)  # without a turn of the loop, which would read it
+        while world.server.core.next_deadline() > time.monotonic_ns():
+            pass
+        world.server._on_timer()
+        assert (await receive(stub))[0] == ["E", [], [7]]
+        await asyncio.wait_for(second.answered, 1)
 
     run(scenario)
 
