@@ -13,11 +13,6 @@ from tests.system.conftest import Repository, Start, eventually, together
 CLIENTS = 64
 
 
-def answers_in_time(answers: list[int], count: int) -> None:
-    assert len(answers) == count
-    assert set(answers) <= {200, 503}
-
-
 @pytest.mark.parametrize("instances", [1, 2])
 def test_no_request_is_lost_on_a_model_that_was_stopped_for_a_while(
     repository: Repository, start: Start, instances: int
@@ -32,14 +27,15 @@ def test_no_request_is_lost_on_a_model_that_was_stopped_for_a_while(
         stub.send_signal(signal.SIGSTOP)
 
     def watch_then_continue() -> int:
-        eventually(lambda: server.pending("ident") >= CLIENTS - 33 * instances)
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            assert server.post("other", [1.0], timeout_s=2).data == [1.0]
-        assert server.get("/v2/health/live").status == 200
-        for stub in stubs:
-            stub.send_signal(signal.SIGCONT)
-        return 200
+        try:
+            eventually(lambda: server.pending("ident") >= CLIENTS - instances)
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                assert server.post("other", [1.0], timeout_s=2).data == [1.0]
+            return server.get("/v2/health/live").status
+        finally:
+            for stub in stubs:
+                stub.send_signal(signal.SIGCONT)
 
     posts = [lambda: server.post_binary("ident", array).status] * 1000
     statuses = together(CLIENTS + 1, [watch_then_continue, *posts])
@@ -58,7 +54,7 @@ def test_a_model_killed_while_it_does_not_read_loses_nothing_either(repository: 
     stub.send_signal(signal.SIGSTOP)
 
     def kill() -> int:
-        eventually(lambda: server.pending("ident") >= CLIENTS - 33)
+        eventually(lambda: server.pending("ident") >= CLIENTS - 1)
         stub.kill()
         return 0
 

@@ -37,6 +37,12 @@ def execute(self, requests):
     return [respond(request, values(request)) for request in requests]
 """
 
+NEVER_LOADS = """
+def initialize(self, args):
+    open({inside!r}, "w").close()
+    wait_for({never!r})
+"""
+
 DIES_OF_13 = """
 def execute(self, requests):
     for request in requests:
@@ -262,9 +268,9 @@ def test_the_death_of_the_fork_server_is_survived(repository: Repository, start:
 
 
 def test_the_death_of_the_fork_server_ends_a_loading_model(repository: Repository, start: Start, flag: Flag) -> None:
-    repository.add("slow", f"def initialize(self, args):\n    wait_for({str(flag('never'))!r})")
+    repository.add("slow", NEVER_LOADS.format(inside=str(flag("inside")), never=str(flag("never"))))
     server = start(wait=False)
-    eventually(lambda: any("slow_0_0" in title_of(stub) for stub in server.stubs()))
+    eventually(flag("inside").exists)
     server.fork_server().kill()
     assert server.wait(10) == 1
     assert server.lines("failed to load 'slow'")
@@ -310,9 +316,9 @@ def failing(call: Callable[[], Answer]) -> str:
 
 
 def test_a_server_killed_while_it_loads_leaves_nothing(repository: Repository, start: Start, flag: Flag) -> None:
-    repository.add("slow", f"def initialize(self, args):\n    wait_for({str(flag('never'))!r})")
+    repository.add("slow", NEVER_LOADS.format(inside=str(flag("inside")), never=str(flag("never"))))
     server = start(wait=False)
-    eventually(lambda: any("slow_0_0" in title_of(stub) for stub in server.stubs()))
+    eventually(flag("inside").exists)
     killed_server_leaves_nothing(server)
 
 
