@@ -1,8 +1,8 @@
 """``pb_utils.Tensor``: a named array of a received request or of a response to be.
 
 Who owns the bytes. A received tensor is a view of the sender's memory: writable, zero copy, leased until the last array
-over it has gone (stub/leased.py). A tensor made by the model aliases the model's array until it is sent, except BYTES,
-which are encoded at once.
+over it has gone (stub/retained.py). A tensor made by the model aliases the model's array until it is sent, except
+BYTES, which are encoded at once.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tokenize
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -313,8 +314,24 @@ def test_the_architecture_page_shows_the_messages_as_they_are():
     assert sorted(shown) == sorted(expected)
 
 
-def test_the_architecture_page_names_only_files_that_exist():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    named = set(re.findall(rf"\b((?:{'|'.join(PACKAGES)})/\w+\.py)\b", text))
-    missing = sorted(name for name in named if not (ROOT / name).exists())
+FOLDERS = [*PACKAGES, "tests", "benchmarks", "examples"]
+A_FILE_OF_OURS = re.compile(rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/(?:[\w-]+/)*[\w-]+\.py)\b")
+
+
+def texts():
+    """The documents, and what our code says in comments and strings (which hold the docstrings)."""
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        yield name_of(path), path.read_text()
+    for path in source_files():
+        with path.open("rb") as file:
+            tokens = list(tokenize.tokenize(file.readline))
+        yield (
+            name_of(path),
+            "\n".join(each.string for each in tokens if each.type in (tokenize.COMMENT, tokenize.STRING)),
+        )
+
+
+def test_files_that_are_spoken_of_exist():
+    named = [(where, name) for where, text in texts() for name in A_FILE_OF_OURS.findall(text)]
+    missing = [f"{where} speaks of {name}" for where, name in named if not (ROOT / name).exists()]
     assert named and not missing, listed(missing)
