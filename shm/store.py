@@ -171,23 +171,12 @@ class Reader:
             pass
         raise BadHandle("a tensor handle lies outside its segment")
 
-    def attach(self, segment: str) -> Segment:
-        """The segment itself, for its status word. Raises BadHandle."""
-        if segment not in self._segments:
-            self._attach(segment)
-        return self._segments[segment]
-
     def forget(self, segment: str) -> None:
         """Unmap one segment, once the views of it are gone."""
         found = self._segments.pop(segment, None)
         if found is not None:
             del self._buffers[segment]
             found.close()
-
-    def forget_owner(self, pid: int) -> None:
-        """Unmap all segments of a process."""
-        for name in [name for name in self._segments if name.startswith("tensorbus-{}-".format(pid))]:
-            self.forget(name)
 
     def trim(self) -> None:
         """Unmap segments that their owners have unlinked: nothing in them is on lease any more."""

@@ -27,6 +27,7 @@ from protocol.messages import (
     Response,
     TensorRef,
 )
+from shm.segment import Segment
 from shm.store import Reader, Store
 from shm.sweep import sweep
 
@@ -147,6 +148,10 @@ class BareBroker:
         ready = self.receive()
         assert isinstance(ready, Ready), ready
         return ready
+
+    def segment_of(self, ready: Ready) -> Segment:
+        """The one with the stub's status word."""
+        return Segment.attach(self.shm_directory, ready.segment)
 
     def finish(self) -> None:
         self.send(Finish(FINISH))

@@ -73,7 +73,7 @@ def test_ready_proves_that_memory_is_shared(broker, model):
     broker.start()
     ready = broker.serve(model())
     assert ready.nonce == NONCE
-    assert broker.reader.attach(ready.segment).status == 0
+    assert broker.segment_of(ready).status == 0
 
 
 def test_a_model_that_does_not_load_says_why_and_exits(broker, model):
@@ -201,7 +201,7 @@ def test_the_status_word_names_the_batch_inside_execute(broker, model, tmp_path)
         return pb_utils.InferenceResponse([])
     """
     broker.start()
-    status = broker.reader.attach(broker.serve(model(wait)).segment)
+    status = broker.segment_of(broker.serve(model(wait)))
     request, _ = broker.request(1)
     broker.execute(request)
     wait_until(lambda: status.status == request.id)
@@ -213,7 +213,7 @@ def test_the_status_word_names_the_batch_inside_execute(broker, model, tmp_path)
 def test_the_status_word_of_the_dead_names_the_batch_that_killed_it(broker, model):
     broker.start()
     die = "def answer(self, array): return os._exit(7) if array[0] == 13 else pb_utils.InferenceResponse([])"
-    status = broker.reader.attach(broker.serve(model(die)).segment)
+    status = broker.segment_of(broker.serve(model(die)))
     requests = [broker.request(value)[0] for value in (1, 13, 2)]
     broker.execute(*requests)
     assert broker.exit_code() == 7
