@@ -60,10 +60,6 @@ class Launcher:
         if self._fork_server is not None:
             self._fork_server.order("kill", key)
 
-    def pids(self) -> dict[str, int]:
-        """The living stubs, by key."""
-        return {key: pid for key, pid in self._pids.items() if pid}
-
     async def close(self) -> None:
         """Kills what is left and returns when all of it is dead and swept. The run directory stays the server's."""
         self._closing = True

@@ -33,12 +33,11 @@ class RetainedInputs:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> bool:
-        """Whether any of the request's roots is alive; if so its id comes out of ``collect`` once none is."""
+    def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> None:
+        """If any of the request's roots is alive, its id comes out of ``collect`` once none is."""
         living = [root for root in (reference() for reference in roots) if root is not None]
         if living:
             self._held.append(_Held(request, living, self._gone))
-        return bool(living)
 
     def collect(self) -> List[int]:
         """Requests whose last root has gone since the last call."""
