@@ -68,15 +68,6 @@ def check_repositories(repositories: Iterable[str]) -> None:
             raise InvalidArgument("repository path is not a valid directory")
 
 
-def check_model_name(name: str) -> None:
-    """Of a name that a client gave. Raises InvalidArgument for one that could leave the repository."""
-    trimmed = name.strip()
-    if not trimmed:
-        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if trimmed in (".", "..") or "/" in trimmed or "\0" in trimmed:
-        raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
-
-
 def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: str = "") -> Scan:
     """Poll every model of every repository. Raises as ``check_repositories``; one bad model never hides another."""
     check_repositories(repositories)
