@@ -106,14 +106,9 @@ class ServerLog:
 
 
 class _Logger(structlog.BoundLoggerBase):
-    """What ``structlog.get_logger()`` gives. ``debug`` is Triton's verbose logging: level I, shown from
-    ``verbosity`` on."""
+    """What ``structlog.get_logger()`` gives."""
 
     _logger: ServerLog
-
-    def debug(self, event: str, *, verbosity: int = 1, **fields: Any) -> None:
-        if self._logger.settings.log_verbose_level >= verbosity:
-            self._emit("I", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         if self._logger.settings.log_info:
