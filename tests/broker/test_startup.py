@@ -122,16 +122,3 @@ def test_a_stub_that_cannot_read_the_nonce_gets_its_tensors_inline(make_bench):
     assert [action.event for action in bench.said if getattr(action, "level", "") == "warning"] == [
         "tensors travel inline"
     ]
-
-
-def test_models_and_versions_resolve_as_the_spec_says(make_bench):
-    bench = make_bench()
-    bench.load(versions=(1, 3))
-    bench.bring_up()
-    registry = bench.core.registry
-    assert registry.signature("m", -1).version == 3
-    assert registry.ready_versions("m") == [1, 3]
-    registry.add_name("only-known")
-    assert not registry.all_ready()
-    assert [row.name for row in registry.index(ready=True)] == ["m", "m"]
-    assert index(bench)[-1] == ("only-known", 0, "", "")

@@ -1,0 +1,86 @@
+"""Which instance is given which of the waiting requests, and how many."""
+
+
+def test_requests_of_one_turn_leave_in_one_message_once_executions_are_known_to_be_short(bench):
+    bench.submit()
+    bench.turn()
+    bench.answer(bench.only(), execute_ns=50_000)
+    ids = [bench.submit() for _ in range(5)]
+    bench.turn()
+    (message,) = bench.inbox[bench.only()]
+    assert [batch.requests[0].id for batch in message.batches] == ids
+
+
+def test_a_slow_single_instance_holds_one_request_at_a_time(bench):
+    first, second = bench.submit(), bench.submit()
+    bench.turn()
+    assert bench.held(bench.only()) == [first]
+    bench.answer(bench.only(), execute_ns=5_000_000)
+    assert bench.held(bench.only()) == [second]
+
+
+def test_with_several_instances_each_holds_one_and_none_idles(make_bench):
+    bench = make_bench()
+    bench.load(instances=2)
+    bench.bring_up()
+    ids = [bench.submit() for _ in range(3)]
+    bench.turn()
+    one, two = bench.alive
+    assert [bench.held(one), bench.held(two)] == [[ids[0]], [ids[1]]]
+    bench.answer(two)
+    assert bench.held(two) == [ids[2]]
+
+
+def test_a_passive_instance_is_never_given_work(make_bench):
+    bench = make_bench()
+    bench.load(instances=2, passive=True)
+    bench.bring_up()
+    bench.submit()
+    bench.turn()
+    assert [bench.held(key) for key in bench.alive] == [[], []]
+
+
+def test_a_train_has_its_longest_length(bench):
+    bench.submit()
+    bench.turn()
+    bench.answer(bench.only(), execute_ns=1)
+    ids = [bench.submit() for _ in range(40)]
+    bench.turn()
+    assert bench.held(bench.only()) == ids[: bench.settings.train_requests]
+
+
+def test_a_train_grows_no_longer_than_it_is_expected_to_run(bench):
+    bench.submit()
+    bench.turn()
+    bench.answer(bench.only(), execute_ns=bench.settings.train_ns // 3)
+    ids = [bench.submit() for _ in range(5)]
+    bench.turn()
+    assert bench.held(bench.only()) == ids[:3]
+    bench.answer(bench.only(), execute_ns=bench.settings.train_ns // 3)
+    assert bench.held(bench.only()) == ids[1:4]
+
+
+def test_an_instance_that_is_not_ready_is_given_nothing(make_bench):
+    bench = make_bench()
+    bench.load(instances=2)
+    bench.bring_up()
+    dead, living = bench.alive
+    bench.die(dead)
+    ids = [bench.submit() for _ in range(2)]
+    bench.turn()
+    assert bench.held(living) == [ids[0]]
+    (successor,) = bench.alive.keys() - {living}
+    bench.hello(successor)
+    bench.loaded(successor)
+    assert bench.held(successor) == [ids[1]]
+
+
+def test_models_do_not_wait_for_each_other(make_bench):
+    bench = make_bench()
+    for name in ("busy", "idle"):
+        bench.load(name)
+    bench.bring_up()
+    busy, idle = bench.alive
+    first, _, other = bench.submit("busy"), bench.submit("busy"), bench.submit("idle")
+    bench.turn()
+    assert [bench.held(busy), bench.held(idle)] == [[first], [other]]
