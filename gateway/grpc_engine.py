@@ -32,6 +32,8 @@ _OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_NBYTES),
     ("grpc.so_reuseport", 0),  # else a second server on the port would steal half the connections
 )
+# Clients take 8 KiB of trailers by default, in which every byte outside ASCII counts three times.
+_LONGEST_DETAILS = 2000
 _FLUSH_S = 1.0  # for the last answers to leave; less if they have left sooner
 _OK = cygrpc.StatusCode.ok
 _NO_FLAGS = 0
@@ -279,7 +281,7 @@ def send_status(call: Any, error: BaseException | None, begun: bool = False) -> 
     code, details = _OK, ""
     if error is not None:
         code = GRPC_CODE[error.kind] if isinstance(error, ServingError) else GRPC_CODE[InternalError.kind]
-        details = str(error)
+        details = str(error)[:_LONGEST_DETAILS]
     operations = [cygrpc.SendStatusFromServerOperation((), code, details.encode(), _NO_FLAGS)]
     if not begun:
         operations.insert(0, cygrpc.SendInitialMetadataOperation((), _NO_FLAGS))

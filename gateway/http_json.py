@@ -65,6 +65,8 @@ def _decode(document: bytes) -> Any:
         # For a control character; Triton does not validate the encoding and has no such reason.
         reason = reason.replace("Invalid encoding in string.", "Invalid escape character in string.")
         raise JsonError(f"failed to parse the request JSON buffer: {reason}") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise JsonError("failed to parse the request JSON buffer: Number too big to be stored in double.") from None
 
 
 # RapidJSON for Python wants valid UTF-8. Bytes that are none travel through it as characters nobody is assigned.

@@ -129,11 +129,11 @@ class Checker:
 
     def _check_names(self, inputs: Sequence[InputTensor], outputs: Sequence[str], fail: Fail) -> None:
         model = self.signature.model
-        names: list[str] = []
+        names: dict[str, None] = {}  # an ordered set
         for item in inputs:
             if item[0] in names:
                 fail(f"input '{item[0]}' already exists in request")
-            names.append(item[0])
+            names[item[0]] = None
         for output in outputs:
             if output not in self._outputs:
                 raise InvalidArgument(f"unexpected inference output '{output}' for model '{model}'")  # no id: as Triton

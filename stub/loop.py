@@ -69,6 +69,7 @@ class Loop:
         while True:
             received = self._channel.receive(self._timeout_ms())
             if received is not None:
+                self._trims_due = 2  # even if it only releases outputs
                 message = received.message
                 if isinstance(message, messages.Finish):
                     return
@@ -106,7 +107,6 @@ class Loop:
         if self._answers or released:
             results = messages.Results(messages.RESULTS, self._answers.take(), released)
             self._channel.send(results, self._outputs.take_frames())
-            self._trims_due = 2
 
     def _timeout_ms(self) -> int:
         return _RETAINED_POLL_MS if self._session.has_retained else _TRIM_AFTER_MS[self._trims_due]

@@ -11,7 +11,7 @@ from typing import Any, Callable, FrozenSet, List, Optional, Protocol, Tuple, Un
 from weakref import ref
 
 from . import bls
-from .exception_text import exception_text, full_traceback, has_cause, user_frames
+from .exception_text import exception_text, full_traceback, has_cause
 from .lookup import using_decoupled_model_transaction_policy
 from .request import InferenceRequest
 from .request import receive as receive_request
@@ -59,6 +59,7 @@ class Session:
         self._output_names: FrozenSet[str] = frozenset(entry["name"] for entry in config.get("output", []))
         self._retained = RetainedInputs()
         self._pid = os.getpid()
+        self._next_details_ns = 0
 
     def execute(self, batch: messages.Batch, view: View) -> messages.Executed:
         """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError."""
@@ -124,7 +125,8 @@ class Session:
             roots.clear()
             cause = str(error) if isinstance(error, errors.ProtocolError) else "the inputs cannot be read"
             text = "Failed to process the request(s) for model instance '{}', message: {}".format(self._instance, cause)
-            return [], self._logged(text, full_traceback(error))
+            self._log_details(text, full_traceback(error))
+            return [], text
         return requests, ""
 
     def _run(self, requests: List[InferenceRequest]) -> Tuple[Any, str]:
@@ -176,7 +178,7 @@ class Session:
             if sent:
                 responses.append(sent[0])
                 if response is not None:
-                    self._logged(self._wrapped(MORE_THAN_ONE))
+                    self._log_details(self._wrapped(MORE_THAN_ONE), "")
             elif response is None:
                 responses.append(self._fail(message, self._failure(_NO_RESPONSE)))
             else:
@@ -214,23 +216,25 @@ class Session:
         return messages.Response(message.id, [], 0, (_INTERNAL, failure))
 
     def _failure(self, cause: str, details: str = "") -> str:
-        """The client's text, logged once."""
-        return self._logged(self._wrapped(cause), details)
+        """The client's text. Whoever answers the client logs it too; ``details`` are for the log alone."""
+        text = self._wrapped(cause)
+        if details:
+            self._log_details(text, details)
+        return text
 
     def _raised(self, error: BaseException) -> str:
-        """The client's text of an exception, logged once, with the line of the model's folder that it passed last."""
-        folder = os.path.dirname(os.path.abspath(self._model.model_file))
-        frames = [frame for frame in user_frames(error) if frame[0].startswith(folder)]
-        file, line = frames[0][:2] if frames else (self._model.model_file, 0)
-        details = full_traceback(error) if has_cause(error) else ""  # the client's text has no causes
-        return self._logged(self._wrapped(exception_text(error)), details, file, line)
+        """The client's text of an exception, which has no causes; the log has them."""
+        return self._failure(exception_text(error), full_traceback(error) if has_cause(error) else "")
 
     def _wrapped(self, cause: str) -> str:
         return "Failed to process the request(s) for model '{}', message: {}".format(self._instance, cause)
 
-    def _logged(self, text: str, details: str = "", file: str = "", line: int = 0) -> str:
-        self._log("E", os.path.basename(file or self._model.model_file), line, "\n".join(filter(None, (text, details))))
-        return text
+    def _log_details(self, text: str, details: str) -> None:
+        """Once a second at most: ten thousand bad requests are not ten thousand tracebacks."""
+        now_ns = self._clock_ns()
+        if now_ns >= self._next_details_ns:
+            self._next_details_ns = now_ns + 1_000_000_000
+            self._log("E", os.path.basename(self._model.model_file), 0, "{}\n{}".format(text, details))
 
 
 def _sent(request: InferenceRequest) -> List[messages.Response]:
