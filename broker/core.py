@@ -37,8 +37,8 @@ from broker.scheduler import assign
 from broker.settings import BrokerSettings
 from broker.startup import Startup, end_processes
 from metrics.recorder import BACKEND, CANCELED, Recorder
+from protocol.errors import STOPPING, ErrorKind, ServingError, Unavailable
 from protocol.errors import Cancelled as Cancellation
-from protocol.errors import ErrorKind, ServingError, Unavailable
 from protocol.messages import (
     EXECUTE,
     Batch,
@@ -55,8 +55,6 @@ from protocol.messages import (
     Response,
     Results,
 )
-
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
 class Core:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+
 from gateway.bus import Bus, Frames
 from gateway.calls import InferCall, OutputTensor, Reply, Sink
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
 from gateway.validation import Checker, client_shape
-from protocol.errors import InternalError, InvalidArgument, ServingError, error_of
+from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
@@ -155,6 +157,7 @@ class DataPlane:
         self.large_calls = 0  # so far: each may have left as much behind in the heap
         self._server_id = server_id
         self._ids = count(1)
+        self._log = structlog.get_logger()
         self._checkers: dict[tuple[str, int], Checker] = {}
 
     # --- inference ----------------------------------------------------------------------------------------------
@@ -245,6 +248,12 @@ class DataPlane:
                 frames.append(bytes(data))  # a view may be of a buffer that its front reuses
             refs.append(TensorRef(tensor.name, tensor.datatype, shape, place))
         return refs
+
+    def refused(self, model: str, request_id: str, error: ServingError) -> None:
+        """One line in the log for an inference that never reached its model; the fronts tell the client. A model that
+        nobody knows is no field: there is no end to such names, and lines are limited by event and model."""
+        known = {} if isinstance(error, NotFound) else {"model": model}
+        self._log.warning("request refused", request_id=request_id, cause=str(error), **known)
 
     # --- everything else ----------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import SHUTTING_DOWN, InFlight
 from gateway.grpc_stream import InferStream
 from gateway.grpc_tensors import (
+    ParsedRequest,
     decode_call,
     decode_parameters,
     encode_response,
@@ -91,13 +92,12 @@ class GrpcService:
         bytes are not needed any more once this has returned."""
         self._in_flight.refuse_while_draining()
         parsed = parse_request(request)
-        message = parsed.message
-        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
-        if signature.decoupled:
-            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        call = decode_call(parsed, signature, decode_parameters(message))
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        id = self.plane.infer(call, lambda reply: _resolve(answer, reply))
+        try:
+            id = self._submit(parsed, answer)
+        except ServingError as error:
+            self.plane.refused(parsed.message.model_name, parsed.message.id, error)
+            raise
 
         def on_done(answer: asyncio.Future[bytes]) -> None:
             if answer.cancelled():
@@ -107,6 +107,14 @@ class GrpcService:
         answer.add_done_callback(on_done)
         self._in_flight.started()
         return answer
+
+    def _submit(self, parsed: ParsedRequest, answer: asyncio.Future[bytes]) -> int:
+        message = parsed.message
+        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
+        if signature.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        call = decode_call(parsed, signature, decode_parameters(message))
+        return self.plane.infer(call, lambda reply: _resolve(answer, reply))
 
     def stream(self, metadata: Metadata) -> InferStream:
         """A ModelStreamInfer call."""

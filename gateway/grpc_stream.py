@@ -82,6 +82,7 @@ class InferStream(AsyncIterator[bytes]):
         try:
             self._submit(slot, parsed)
         except ServingError as error:
+            self._plane.refused(slot.model, slot.request_id, error)
             slot.finished = True
             self._turns.extend(() if slot.decoupled else (slot,))
             message = _ModelStreamInferResponse(error_message=str(error))

@@ -174,6 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         elif request.method != route.method:
             self._respond(WRONG_METHOD)
         elif request.refusal is not None:
+            self._dataplane.refused(route.model, "", request.refusal)
             self._respond(error_response(request.refusal))
         elif route.endpoint == INFER:
             self._infer(request, route)
@@ -183,6 +184,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- inference ----------------------------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, route: Route) -> None:
+        call = None
         try:
             try:
                 signature = self._signature(route)
@@ -194,6 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         except UnsupportedEncoding as error:
             self._respond(error_response(error, b"Accept-Encoding: gzip, deflate\r\n"))
         except ServingError as error:
+            self._dataplane.refused(route.model, call.request_id if call is not None else "", error)
             self._respond(error_response(error))
 
     def _signature(self, route: Route) -> Signature:

@@ -31,6 +31,11 @@ _WANTED = frozenset(
 )
 
 
+# Memory is reserved for what a client announces only up to here at once; for more when a part of it has come.
+_BELIEVED_NBYTES = 1 << 20
+_EARNED = 16
+
+
 class HttpRequest(NamedTuple):
     """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``. With a ``refusal`` the body
     was thrown away."""
@@ -85,6 +90,8 @@ class RequestReader:
         self._refusal: ServingError | None = None
         self._block: Block | None = None
         self._offset = 0
+        self._expected = 0  # bytes of a large body that no memory is reserved for yet
+        self._pad = 0
 
     @property
     def is_idle(self) -> bool:
@@ -161,6 +168,8 @@ class RequestReader:
         else:
             self._parts.clear()
         self._nbytes = nbytes
+        if self._expected and nbytes * _EARNED >= self._expected:
+            self._reserve()
 
     def on_message_complete(self) -> None:
         self._complete()
@@ -190,12 +199,22 @@ class RequestReader:
             self._limit = 0
         elif not compressed and header_nbytes < nbytes and (header_nbytes or nbytes <= self._limit):
             self._limit = 1 << 62
-            pad = -header_nbytes % ALIGNMENT
-            try:
-                self._block = self._store.allocate(pad + nbytes)
-                self._offset = pad
-            except ShmFull:
-                pass
+            self._expected = nbytes
+            self._pad = -header_nbytes % ALIGNMENT
+            if nbytes <= _BELIEVED_NBYTES:
+                self._reserve()
+
+    def _reserve(self) -> None:
+        """From here on the body is received into its block, unless shared memory is full."""
+        pad, nbytes, self._expected = self._pad, self._expected, 0
+        try:
+            self._block = self._store.allocate(pad + nbytes)
+        except ShmFull:
+            return
+        self._offset = pad
+        begun = b"".join(self._parts)
+        self._block.view[pad : pad + len(begun)] = begun
+        self._parts.clear()
 
     def _complete(self) -> None:
         body: bytes | memoryview

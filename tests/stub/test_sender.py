@@ -1,4 +1,4 @@
-"""Answers through the response sender in default mode (spec python-backend 2.7 and 4.2)."""
+"""Answers through the response sender in default mode."""
 
 from __future__ import annotations
 
