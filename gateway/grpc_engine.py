@@ -32,8 +32,8 @@ _OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_NBYTES),
     ("grpc.so_reuseport", 0),  # else a second server on the port would steal half the connections
 )
-# Clients take 8 KiB of trailers by default, in which every byte outside ASCII counts three times.
-_LONGEST_DETAILS = 2000
+# Clients take 16 KiB of trailers by default, in which every byte but plain ASCII counts three times.
+_LONGEST_DETAILS = 4000
 _FLUSH_S = 1.0  # for the last answers to leave; less if they have left sooner
 _OK = cygrpc.StatusCode.ok
 _NO_FLAGS = 0

@@ -153,6 +153,8 @@ def _typed_input(item: _Input, max_input_size: int) -> HeaderInput:
     count = 1
     for dim in item.shape:
         count *= dim
+        if count > http_json.INT64_MAX:  # not to multiply ten thousands of such
+            raise ValueError("a huge input")
     if count * (itemsize or 1) > max_input_size and (count * 8 > http_json.INT64_MAX or nbytes is msgspec.UNSET):
         raise ValueError("a huge input")
     if nbytes is not msgspec.UNSET:

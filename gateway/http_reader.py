@@ -34,6 +34,7 @@ _WANTED = frozenset(
 # Memory is reserved for what a client announces only up to here at once; for more when a part of it has come.
 _BELIEVED_NBYTES = 1 << 20
 _EARNED = 16
+_LONGEST_HEAD = 1 << 20  # the parser keeps an unfinished line, however long
 
 
 class HttpRequest(NamedTuple):
@@ -90,6 +91,8 @@ class RequestReader:
         self._refusal: ServingError | None = None
         self._block: Block | None = None
         self._offset = 0
+        self._in_head = True
+        self._head_nbytes = 0  # of a head that did not come at once
         self._expected = 0  # bytes of a large body that no memory is reserved for yet
         self._pad = 0
 
@@ -109,6 +112,10 @@ class RequestReader:
                 self.feed(left)
         except httptools.HttpParserError as error:
             raise BadRequest(self._failure or f"malformed HTTP request: {error}") from None
+        if self._in_head:
+            self._head_nbytes += len(data)
+            if self._head_nbytes > _LONGEST_HEAD:
+                raise BadRequest("the request line and headers are too long")
         if self._block is not None and self._nbytes < self._block.nbytes - self._offset:
             self.rest = self._block.view[self._offset + self._nbytes :]
 
@@ -138,6 +145,7 @@ class RequestReader:
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         parser = self._parser
         self._method: bytes = parser.get_method()
         self._keep_alive: bool = parser.should_keep_alive()
