@@ -142,7 +142,7 @@ class Core:
             for instance, batches in assign(version, self._settings):
                 actions.append(self._execute(version, instance, batches, now))
         self._dirty.clear()
-        return actions
+        return actions + self._finish_idle() if self._stopping else actions
 
     def _execute(self, version: ModelVersion, instance: Instance, batches: list[list[Pending]], now: int) -> Send:
         sent = []
@@ -188,8 +188,6 @@ class Core:
             if retained is not None:
                 actions.append(InputsReleased(retained))
         self._dirty[version] = None
-        if self._stopping:
-            actions += self._finish_idle()
         return actions
 
     def _executed(
@@ -272,8 +270,7 @@ class Core:
             failed = self._startup.process_died(version, instance.spec.name, event, now)
             instance.on(InstanceEvent.DIED)
             return failed
-        actions = self._recovery.died(version, instance, event, now)
-        return actions + self._finish_idle() if self._stopping else actions
+        return self._recovery.died(version, instance, event, now)
 
     def _goodbye(self, key: str, message: Goodbye, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)
@@ -283,8 +280,8 @@ class Core:
         return [Say("info", "finalize raised", fields)]
 
     def _stop_serving(self, event: StopServing, now: int) -> list[Action]:
-        self._stopping = True
-        return self._finish_idle()
+        self._stopping = True  # dispatch does the rest
+        return []
 
     def _finish_idle(self) -> list[Action]:
         """While stopping: a version without work in flight is finished, its instances told to finalize."""

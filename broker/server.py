@@ -47,6 +47,9 @@ log = structlog.get_logger()
 
 # A stub that lets so many messages lie does not read any more; what it holds is far fewer (Instance.room).
 _SEND_QUEUE = 1000
+# A stub that says more than we hear (a model that logs without end) must wait; answers are far fewer.
+_RECEIVE_QUEUE = 1000
+_HEARD_AT_ONCE = 100  # messages, before the fronts have their turn
 # Plain ints: the arithmetic of pyzmq's enums costs as much as a send.
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE_FOLLOWS = int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -93,7 +96,7 @@ class BrokerServer:
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.LINGER, 500)
         socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
-        socket.setsockopt(zmq.RCVHWM, 0)  # every message is owed to us: requests in flight bound their number
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.bind(self._settings.bus)
         self._loop.add_reader(socket.FD, self._on_readable)
@@ -187,9 +190,9 @@ class BrokerServer:
         return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def _receive(self, now: int) -> None:
-        """All that is in the socket. To ask whether there is more costs less than the exception for none."""
+        """What is in the socket. To ask whether there is more costs less than the exception for none."""
         receive, get = self._socket.recv, self._socket.get
-        while True:
+        for _ in range(_HEARD_AT_ONCE):
             try:
                 key = receive(_NOBLOCK).decode("ascii")
             except zmq.Again:
@@ -201,6 +204,7 @@ class BrokerServer:
             self._heard(key, header, frames, now)
             if not self._has_input():
                 return
+        self._loop.call_soon(self._on_readable)
 
     def _heard(self, key: str, header: bytes, frames: Frames, now: int) -> None:
         try:
@@ -258,7 +262,8 @@ class BrokerServer:
             self._socket.send(header, _NOBLOCK)
             return
         self._socket.send(header, _MORE_FOLLOWS)
-        self._socket.send_multipart(list(frames), _NOBLOCK, copy=False)
+        # Copied: what pyzmq needs to do without may fail for want of descriptors, and half a message would be sent.
+        self._socket.send_multipart(list(frames), _NOBLOCK)
 
     def _inline(self, message: Execute, frames: list[memoryview | bytes]) -> tuple[Execute, Frames]:
         """For a stub that does not share our memory: every tensor by handle becomes a frame."""

@@ -116,3 +116,14 @@ def test_stopping_answers_what_is_in_flight_refuses_the_new_and_finishes_the_ins
     bench.finish()
     assert bench.core.processes == 0
     assert next(iter(bench.recorder)).restarts == 0
+
+
+def test_a_request_that_is_cancelled_while_stopping_keeps_nobody_waiting(bench):
+    bench.die(bench.only())
+    waiting = bench.submit()
+    bench.tell(StopServing())
+    bench.turn()
+    bench.tell(Cancelled(waiting))
+    bench.turn()
+    bench.finish()
+    assert bench.core.processes == 0

@@ -118,6 +118,7 @@ def test_what_goes_back_stands_before_what_came_later(make_bench):
 
 def test_a_death_after_finish_is_no_fault(bench):
     bench.tell(StopServing())
+    bench.turn()
     bench.finish()
     assert bench.alive == {}
     assert next(iter(bench.recorder)).restarts == 0

@@ -21,12 +21,14 @@ from broker.settings import BrokerSettings
 from metrics.recorder import Recorder
 from protocol.messages import (
     HELLO,
+    LOG,
     READY,
     RESULTS,
     VERSION,
     Executed,
     Handle,
     Hello,
+    Log,
     Ready,
     Request,
     Response,
@@ -64,10 +66,14 @@ class World:
             Reader("/dev/shm"),
             lambda key, title: self.spawned.append(key),
             self.killed.append,
-            lambda line: None,
+            self.hear,
         )
         self.context = zmq.asyncio.Context()
         self.last_id = 0
+        self.said = 0
+
+    def hear(self, line) -> None:
+        self.said += 1
 
     async def stub(self, nonce: bytes = b"n" * 32) -> zmq.asyncio.Socket:
         """The model's one stub, ready."""
@@ -224,5 +230,20 @@ def test_work_for_a_stub_that_is_gone_waits_for_its_successor(run):
         await until(lambda: len(world.spawned) == 2)
         response, _, _ = await asyncio.wait_for(sink.answered, 5)
         assert "is not healthy" in response.error[1]  # without a status word it counts as having been inside
+
+    run(scenario)
+
+
+def test_a_stub_that_says_more_than_is_heard_keeps_nobody_from_being_served(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        line = Log(LOG, "V", "model.py", 1, "x")
+        for _ in range(900):
+            await say(stub, line)
+        turns = 0
+        while world.said < 900:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 5  # others had their turns in between
 
     run(scenario)
