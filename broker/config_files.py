@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from math import prod
 
+from broker.config_reading import read_file
 from broker.model_config import ModelConfig
 from broker.proto import DATA_TYPES, Message
 from protocol.datatypes import BY_CONFIG_NAME
@@ -60,7 +61,6 @@ def _escapes(path: str, directory: str) -> bool:
 
 def _read(path: str, name: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_file(path)
     except OSError as error:
         raise InternalError(f"failed to open text file for read {name}: {error.strerror}") from error

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from broker.config_backend import complete_backend
 from broker.config_io import check_io
 from broker.config_normalize import normalize
+from broker.config_reading import read_file
 from broker.config_validation import check_model
 from broker.model_config import ModelConfig, from_message, parse_text
 from broker.proto import ModelConfigMessage
@@ -62,6 +63,8 @@ class Scan:
 def check_repositories(repositories: Iterable[str]) -> None:
     """Raises InternalError or InvalidArgument for a path that is no directory."""
     for path in repositories:
+        if _shown(path) != path:
+            raise InvalidArgument(f"repository path '{_shown(path)}' is not UTF-8")
         if not os.path.exists(path):
             raise InternalError(f"failed to stat file {path}")
         if not os.path.isdir(path):
@@ -77,21 +80,29 @@ def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: s
             places.setdefault(name, []).append(os.path.join(repository, name))
     found = Scan()
     for name, paths in sorted(places.items()):
+        shown = _shown(name)
         if len(paths) > 1:
-            found.failures.append(PollFailure(name, DUPLICATE_REASON, is_duplicate=True))
-            text = f"failed to poll model '{name}': not unique across all model repositories"
+            found.failures.append(PollFailure(shown, DUPLICATE_REASON, is_duplicate=True))
+            text = f"failed to poll model '{shown}': not unique across all model repositories"
             found.log.append(LogLine("E", text))
             continue
         try:
             found.models.append(poll(name, paths[0], auto_complete, config_name))
         except ServingError as error:
-            found.failures.append(PollFailure(name, str(error)))
-            found.log.append(LogLine("E", f"Poll failed for model directory '{name}': {error}"))
+            found.failures.append(PollFailure(shown, str(error)))
+            found.log.append(LogLine("E", f"Poll failed for model directory '{shown}': {error}"))
     return found
+
+
+def _shown(path: str) -> str:
+    """Itself if it is UTF-8; bytes that are not are told by their numbers."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def poll(name: str, path: str, auto_complete: bool = True, config_name: str = "") -> ModelDirectory:
     """Read, complete, normalise and check one model's configuration. Raises ServingError."""
+    if _shown(name) != name:
+        raise InvalidArgument("the directory's name is not UTF-8")
     config_path = _config_path(path, config_name)
     config_given = os.path.exists(config_path)
     message = ModelConfigMessage() if auto_complete and not config_given else _read_config(config_path)
@@ -145,12 +156,19 @@ def _is_version(name: str) -> bool:
 
 
 def _subdirectories(path: str) -> list[str]:
-    """Sorted; links to directories count, dangling ones do not."""
+    """Sorted; links to directories count, those that lead nowhere do not."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if _is_directory(entry))
     except OSError as error:
         raise InternalError(f"failed to open directory {path}") from error
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or through a directory that we may not enter
+        return False
 
 
 def _first_version_files(path: str) -> dict[str, bool]:
@@ -162,7 +180,7 @@ def _first_version_files(path: str) -> dict[str, bool]:
     first = min(names, key=lambda name: (not _is_version(name), name))
     try:
         with os.scandir(os.path.join(path, first)) as entries:
-            return {entry.name: entry.is_dir() for entry in entries}
+            return {entry.name: _is_directory(entry) for entry in entries}
     except OSError as error:
         raise InternalError(f"failed to open directory {os.path.join(path, first)}") from error
 
@@ -174,8 +192,7 @@ def _config_path(path: str, config_name: str) -> str:
 
 def _read_config(path: str) -> ModelConfigMessage:
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        text = read_file(path)
     except OSError as error:
         raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
     return parse_text(text, path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,36 @@ def test_a_stray_folder_does_not_keep_the_backend_from_being_found(models):
     (models / "m" / ".cache").mkdir()
     (models / "m" / "0stray").mkdir()
     assert scan(models).models[0].config.backend == "python"
+
+
+def test_a_link_that_leads_nowhere_at_all_hides_nothing(models):
+    add(models, "good")
+    (models / "loop").symlink_to("loop")
+    (models / "good" / "loop").symlink_to("loop")
+    (models / "good" / "1" / "loop").symlink_to("loop")
+    assert [directory.name for directory in scan(models).models] == ["good"]
+    assert versions(models, "good")[0] == [1]
+
+
+def test_a_name_that_is_not_utf8_is_one_failed_poll(models):
+    add(models, "good")
+    os.mkdir(os.fsencode(models) + b"/caf\xe9")
+    found = scan(models)
+    assert [directory.name for directory in found.models] == ["good"]
+    assert found.failures == [repository.PollFailure(r"caf\xe9", "the directory's name is not UTF-8")]
+
+
+def test_a_repository_whose_path_is_not_utf8_is_refused(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(path)
+    with pytest.raises(InvalidArgument, match=r"caf\\xe9' is not UTF-8"):
+        repository.scan([path])
+
+
+def test_a_configuration_that_is_a_pipe_is_a_failed_poll(models):
+    add(models, "piped", config=None)
+    os.mkfifo(models / "piped" / "config.pbtxt")
+    add(models, "good")
+    found = scan(models)
+    assert [directory.name for directory in found.models] == ["good"]
+    assert [failure.text.rpartition(": ")[2] for failure in found.failures] == ["Not a regular file"]
