@@ -79,11 +79,14 @@ class RequestReader:
         self._failure = ""
         self.rest: memoryview | None = None  # the unfilled end of a large body
         self._parser = httptools.HttpRequestParser(self)
+        self._head_is_known = False  # the parser is shown a head for the second time
+        self._ended = False  # by a request that is the client's last
         self._reset()
 
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
+        self._codings: list[bytes] = []  # values of Transfer-Encoding
         self._parts: list[bytes] = []
         self._nbytes = 0  # of the body, so far
         self._limit = self._max_input_size
@@ -103,17 +106,18 @@ class RequestReader:
 
     def feed(self, data: memoryview | bytes) -> None:
         """Raises BadRequest."""
+        if self._ended:
+            return
+        nbytes = len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # we stay with HTTP/1.1, which is allowed
-            self._parser = httptools.HttpRequestParser(self)
-            left = data[upgrade.args[0] :]
-            if left:
-                self.feed(left)
+            while data:
+                data = self._parse(data)
         except httptools.HttpParserError as error:
+            if self._ended:
+                return
             raise BadRequest(self._failure or f"malformed HTTP request: {error}") from None
         if self._in_head:
-            self._head_nbytes += len(data)
+            self._head_nbytes += nbytes
             if self._head_nbytes > _LONGEST_HEAD:
                 raise BadRequest("the request line and headers are too long")
         if self._block is not None and self._nbytes < self._block.nbytes - self._offset:
@@ -134,17 +138,47 @@ class RequestReader:
         self.rest = None
         self._reset()
 
+    def _parse(self, data: memoryview | bytes) -> memoryview | bytes:
+        """What is left, where the parser stopped at an offer to upgrade. We stay with HTTP/1.1, which is allowed."""
+        try:
+            self._parser.feed_data(data)
+            return b""
+        except httptools.HttpParserUpgrade as upgrade:
+            left = data[upgrade.args[0] :]
+        self._parse_head_again()
+        return left
+
+    def _parse_head_again(self) -> None:
+        """The parser takes what follows an offer for another protocol: a new one is told how the body is framed."""
+        framing = [b"Transfer-Encoding: %b\r\n" % value for value in self._codings]
+        length = self._headers.get(b"content-length")
+        if length is not None:
+            framing.append(b"Content-Length: %b\r\n" % length)
+        if not self._keep_alive:
+            framing.append(b"Connection: close\r\n")
+        self._parser = httptools.HttpRequestParser(self)
+        self._head_is_known = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+
     # --- called by the parser -----------------------------------------------------------------------------------
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
+        if not self._head_is_known:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_is_known:
+            return
         name = name.lower()
         if name in _WANTED:
             self._headers[name] = value
+        elif name == b"transfer-encoding":
+            self._codings.append(value)
 
     def on_headers_complete(self) -> None:
+        if self._head_is_known:
+            self._head_is_known = False
+            return
         self._in_head = False
         parser = self._parser
         self._method: bytes = parser.get_method()
@@ -180,7 +214,8 @@ class RequestReader:
             self._reserve()
 
     def on_message_complete(self) -> None:
-        self._complete()
+        if not self._parser.should_upgrade():  # else only the head has come
+            self._complete()
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -244,6 +279,7 @@ class RequestReader:
             self._keep_alive,
             self._http_1_0,
         )
+        self._ended = not self._keep_alive
         self._reset()
         self._on_request(request)
 

@@ -182,6 +182,78 @@ def test_an_offer_to_upgrade_is_ignored(store: Store) -> None:
     assert [request.route and request.route.endpoint for request in requests] == ["server_metadata", "live"]
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n"
+BODIES = [
+    (b"Content-Length: 5\r\n", b"abcde", b"abcde"),
+    (b"Transfer-Encoding: chunked\r\n", b"2\r\nab\r\n3\r\ncde\r\n0\r\nX: y\r\n\r\n", b"abcde"),
+    (b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", b"1\r\na\r\n0\r\n\r\n", b"a"),
+    (b"Content-Length: 0\r\n", b"", b""),
+    (b"", b"", b""),
+]
+
+
+@pytest.mark.parametrize(("framing", "sent", "body"), BODIES)
+def test_the_body_behind_an_offer_to_upgrade_is_read_however_it_comes(
+    store: Store, framing: bytes, sent: bytes, body: bytes
+) -> None:
+    data = (INFER + OFFER + framing + b"\r\n" + sent) * 2 + b"GET /v2 HTTP/1.1\r\n\r\n"
+    for cut in range(len(data) + 1):
+        received = Received(store)
+        received.feed(data[:cut])
+        requests = received.feed(data[cut:])
+        assert [request.body for request in requests] == [body, body, b""]
+        assert [request.route and request.route.endpoint for request in requests] == [
+            "infer",
+            "infer",
+            "server_metadata",
+        ]
+    assert len(Received(store).feed(data, 1)) == 3
+
+
+def test_a_large_body_behind_an_offer_to_upgrade_lands_in_a_block(store: Store) -> None:
+    received = Received(store)
+    head = INFER + OFFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    [request, after] = received.feed(head + LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000)
+    assert request.block is not None and request.body == LARGE
+    assert after.route is not None and after.route.endpoint == "server_metadata"
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Transfer-Encoding: gzip\r\n",
+        b"Transfer-Encoding:\r\n",
+        b"Transfer-Encoding: chunked, gzip\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 1\r\nContent-Length: 1\r\n",
+        b"Content-Length: +1\r\n",
+        b"Content-Length:\r\n",
+    ],
+)
+@pytest.mark.parametrize("offer", [b"", OFFER])
+def test_a_body_without_a_clear_end_is_refused(store: Store, offer: bytes, framing: bytes) -> None:
+    with pytest.raises(BadRequest):
+        Received(store).feed(INFER + offer + framing + b"\r\n0\r\n\r\n")
+
+
+def test_thousands_of_offers_may_come_at_once(store: Store) -> None:
+    assert len(Received(store).feed((b"GET /v2 HTTP/1.1\r\n" + OFFER + b"\r\n") * 2000)) == 2000
+
+
+def test_a_connect_is_a_request_like_others(store: Store) -> None:
+    requests = Received(store).feed(b"CONNECT a:80 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET /v2 HTTP/1.1\r\n\r\n")
+    assert [(request.method, request.body) for request in requests] == [(b"CONNECT", b"abc"), (b"GET", b"")]
+
+
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_nothing_is_read_after_a_clients_last_request(store: Store, offer: bytes) -> None:
+    received = Received(store)
+    received.feed(INFER + b"Connection: close\r\n" + offer + b"Content-Length: 1\r\n\r\naGET /v2 HTTP/1.1\r\n\r\n")
+    [request] = received.feed(b"GET /v2 HTTP/1.1\r\n\r\n")
+    assert request.body == b"a" and not request.keep_alive
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
