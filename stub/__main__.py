@@ -7,7 +7,7 @@ The script's own folder leaves sys.path at once, since the names in it (shared, 
 import argparse
 import os
 import sys
-from typing import Any
+from typing import Optional
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [os.path.join(_HERE, "api")] + [path for path in sys.path if os.path.abspath(path) != _HERE]
@@ -16,8 +16,8 @@ import triton_python_backend_utils  # noqa: E402, F401 - every model imports it;
 from _tensorbus_app.stub import process  # noqa: E402
 
 
-def main() -> Any:
-    """The exit code."""
+def main() -> None:
+    """Returns in a fork server whose work is done; a stub exits by itself."""
     parser = argparse.ArgumentParser(prog="tensorbus stub")
     parser.add_argument("--bus", required=True, help="ZeroMQ address of the broker")
     parser.add_argument("--key", default="", help="the instance's key")
@@ -26,13 +26,14 @@ def main() -> Any:
     parser.add_argument("--run-dir", help="to be removed when the server has died")
     parser.add_argument("--shm-directory", help="to be swept when a stub or the server has died")
     given = parser.parse_args()
-    start = process.Start(given.bus, given.key, given.title)
+    start: Optional[process.Start] = process.Start(given.bus, given.key, given.title)
     if given.fork_server is not None:
         from _tensorbus_app.stub import fork_server
 
         start = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
-    return process.run(start) if start else 0
+    if start is not None:
+        process.run(start)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

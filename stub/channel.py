@@ -26,6 +26,10 @@ _HEARTBEAT_INTERVAL_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 60_000
 
 
+class Closed(Exception):
+    """A line of a thread or an exit handler of the model that comes after the stub's last message."""
+
+
 class Received(NamedTuple):
     message: codec.ToStub
     frames: List[memoryview]  # inline tensors; writable
@@ -48,6 +52,7 @@ class Channel:
         self._socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
         self._socket.connect(bus)
         self._timeout_ms = -1  # the socket's own
+        self._closed = False
         self._lock = threading.RLock()  # a signal handler of the model may log while we send
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -61,11 +66,13 @@ class Channel:
         return os.getpid() == self._pid
 
     def send(self, message: messages.ToBroker, frames: Sequence[Union[bytes, memoryview]] = ()) -> None:
-        """Copies the frames. Blocks while a thousand messages are unread."""
+        """Copies the frames. Blocks while a thousand messages are unread. Raises Closed."""
         if not self.is_ours:
             os._exit(1)  # a process that the model forked has come back to us by an exception, as if it were the stub
         header = codec.encode(message)
         with self._lock:
+            if self._closed:
+                raise Closed
             if frames:
                 self._socket.send_multipart([header, *frames])
             else:
@@ -83,9 +90,14 @@ class Channel:
             return self._take(0)
 
     def close(self) -> None:
-        """Returns when all is sent, or after two seconds."""
-        self._socket.close()
-        self._context.term()
+        """Returns when all is sent, or after two seconds; two more if a thread of the model is stuck in ``send``."""
+        self._closed = True
+        if self._lock.acquire(timeout=_LINGER_MS / 1000):
+            try:
+                self._socket.close()
+                self._context.term()
+            finally:
+                self._lock.release()
 
     def _take(self, flags: int) -> Optional[Received]:
         try:

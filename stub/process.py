@@ -2,19 +2,24 @@
 
 Say Hello, be told what to load, prove that shared memory is shared; then either let the model complete its
 configuration and exit, or load it, say Ready and execute batches until told to finish. Everything that calls the
-model happens in the main thread.
+model happens in the main thread. When all is said the process goes, whatever the model has left running in it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import os
 import sys
+import threading
 import time
+import traceback
 import types
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, NoReturn, Optional
 
 from . import logger, signals
-from .channel import Channel
+from .channel import Channel, Closed
 from .loop import Loop
 from .outputs import Outputs
 from .session import Session
@@ -22,6 +27,7 @@ from .shared import errors, messages, segment, shm_errors, store
 from .user_model import LoadError, UserModel, auto_complete
 
 EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
+_EXIT_HANDLERS_S = 2.0
 
 
 class Start(NamedTuple):
@@ -32,7 +38,19 @@ class Start(NamedTuple):
     title: str
 
 
-def run(start: Start) -> int:
+def run(start: Start) -> NoReturn:
+    """Lives and exits. Only a process that the model has forked comes out of here, by an exception."""
+    pid = os.getpid()
+    try:
+        code = _live(start)
+    except BaseException as error:  # a signal handler of the model may well say sys.exit()
+        if os.getpid() != pid:
+            raise
+        code = _code_of(error)
+    _exit(code)
+
+
+def _live(start: Start) -> int:
     """Returns the exit code."""
     _become_stub(start.title)
     channel = Channel(start.bus, start.key)
@@ -47,6 +65,45 @@ def run(start: Start) -> int:
         return EXIT_PROTOCOL_ERROR
     finally:
         channel.close()
+
+
+def _code_of(error: BaseException) -> int:
+    """What the interpreter would exit with."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+    return 1
+
+
+def _exit(code: int) -> NoReturn:
+    """Without the interpreter's own end, which waits for ever for threads, executors and exit handlers that hang.
+
+    Nothing but the process's death is outstanding now, and until then the broker can neither restart the instance nor
+    end itself. Threads are not waited for; a model that needs its own to finish joins them in ``finalize``. Exit
+    handlers are run, in the main thread as always: coverage and profilers save what they found in theirs, logging and
+    C code flush their buffers. Those rightly take milliseconds, so all of it together has two seconds.
+    """
+    try:
+        watchdog = threading.Timer(_EXIT_HANDLERS_S, os._exit, [code])
+        watchdog.daemon = True
+        watchdog.start()
+        for last in (atexit._run_exitfuncs, _flush_python, _flush_c):
+            with contextlib.suppress(BaseException):  # handlers have printed their own; sys.exit() in one is no error
+                last()
+    finally:
+        os._exit(code)
+
+
+def _flush_python() -> None:
+    """The model may have put anything in the place of its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _flush_c() -> None:
+    ctypes.CDLL(None).fflush(None)
 
 
 def set_title(text: str) -> None:
@@ -108,9 +165,11 @@ def _serve(channel: Channel, load: messages.Load) -> int:
 def _logger(channel: Channel) -> Callable[[str, str, int, str], None]:
     def log(level: str, file: str, line: int, text: str) -> None:
         if channel.is_ours:
-            channel.send(messages.Log(messages.LOG, level, file, line, text))
-        else:  # in a process that the model forked
-            print("{} {}:{}] {}".format(level, file, line, text), file=sys.stderr)
+            with contextlib.suppress(Closed):
+                channel.send(messages.Log(messages.LOG, level, file, line, text))
+                return
+        # In a process that the model forked, or after our Goodbye.
+        print("{} {}:{}] {}".format(level, file, line, text), file=sys.stderr)
 
     return log
 

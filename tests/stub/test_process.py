@@ -38,6 +38,11 @@ def broker(bus):
     bus.end_stub()
 
 
+@pytest.fixture(params=["by path", "forked"])
+def start(request, broker):
+    return broker.start_by_path if request.param == "by path" else broker.start
+
+
 @pytest.fixture
 def model(tmp_path):
     """Writes a model.py; ``answer`` (of ECHO) may be replaced, and anything added to the class."""
@@ -315,6 +320,86 @@ def test_an_error_in_finalize_is_told(broker, model):
     assert broker.exit_code() == 0
 
 
+STAY = "threading.Thread(target=lambda: time.sleep(1e6)).start()"
+
+
+def test_threads_of_a_model_do_not_keep_its_process(broker, model, start):
+    start()
+    broker.serve(model(f"def initialize(self, args): {STAY}"))
+    broker.finish()
+    assert broker.receive().error == ""
+    assert broker.exit_code() == 0
+
+
+def test_threads_of_a_model_that_did_not_load_do_not_keep_its_process(broker, model, start):
+    start()
+    broker.load(model(f"def initialize(self, args): {STAY}; raise ValueError('no weights')"))
+    assert broker.receive().text.startswith("ValueError: no weights")
+    assert broker.exit_code() == 1
+
+
+def test_threads_of_a_model_do_not_keep_the_process_that_completes_its_configuration(broker, model):
+    broker.start()
+    broker.load(model(source=STAY + ECHO), mode="auto_complete")
+    assert isinstance(broker.receive(), Configured)
+    assert broker.exit_code() == 0
+
+
+def test_threads_of_a_model_do_not_keep_a_process_that_ends_by_an_exception(broker, model):
+    broker.start()
+    quit = f"""
+    def initialize(self, args):
+        {STAY}
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+    """
+    ready_pid = broker.forked_pid
+    broker.serve(model(quit, "import signal" + ECHO))
+    os.kill(ready_pid, signal.SIGUSR1)
+    assert broker.exit_code() == 5
+
+
+def test_what_a_model_wants_done_at_exit_is_done_in_the_main_thread(broker, model, start, tmp_path):
+    register = f"""
+    def initialize(self, args):
+        import atexit
+        atexit.register(self.at_exit)
+        {STAY}
+    def at_exit(self):
+        with open({str(tmp_path / "done")!r}, "w") as file:
+            file.write(threading.current_thread().name)
+    """
+    start()
+    broker.serve(model(register))
+    broker.finish()
+    assert broker.receive().error == ""
+    assert broker.exit_code() == 0
+    assert (tmp_path / "done").read_text() == "MainThread"
+
+
+def test_what_hangs_at_exit_is_left(broker, model):
+    broker.start()
+    broker.serve(model("def initialize(self, args): import atexit; atexit.register(time.sleep, 1e6)"))
+    broker.finish()
+    assert broker.receive().error == ""
+    assert broker.exit_code() == 0
+
+
+def test_a_line_logged_after_the_end_goes_to_stderr(broker, model, capfd):
+    broker.start_by_path()
+    register = """
+    def initialize(self, args):
+        import atexit
+        atexit.register(pb_utils.Logger.log_warn, "the very last words")
+    """
+    broker.serve(model(register))
+    broker.finish()
+    assert broker.receive().error == ""
+    assert broker.exit_code() == 0
+    said = capfd.readouterr().err
+    assert "the very last words" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("header", [b"", b"\xc1", b"\x91\xa1?", b"\x93\xa1E\x90\x90\x00", b"\x91\xa1F"])
 def test_a_broker_that_talks_nonsense_is_left(broker, capfd, header):
     """The last header is a Finish, which is no answer to Hello."""
@@ -341,11 +426,6 @@ def test_sys_exit_in_execute_is_an_error_and_no_return(broker, model):
 
 
 # --- what the model's process is like ---------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["by path", "forked"])
-def start(request, broker):
-    return broker.start_by_path if request.param == "by path" else broker.start
 
 
 def test_the_process_is_the_models_own(broker, model, start, tmp_path):
