@@ -37,7 +37,8 @@ class HttpResponse(NamedTuple):
     headers: bytes = b""  # further ones, each with its line end
 
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+# Possessive: a name ends at a slash or never, and a long one is not tried at every length.
+_MODEL = r"/v2/models/(?P<model>[^/]++)(?:/versions/(?P<version>[0-9]+))?"
 _TABLE = [
     ("server_metadata", b"GET", r"/v2"),
     ("live", b"GET", r"/v2/health/live"),
@@ -48,22 +49,31 @@ _TABLE = [
     ("model_config", b"GET", _MODEL + r"/config"),
     ("statistics", b"GET", _MODEL + r"/stats"),
     ("model_metadata", b"GET", _MODEL),
-    ("index", b"POST", r"/v2/repository(?:/(?P<name>[^/]+))?/index"),
-    ("load_or_unload", b"POST", r"/v2/repository(?:/(?P<name>[^/]+))?/models/(?P<model>[^/]+)/(?:load|unload)"),
-    ("system_regions", b"GET", r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]+))?/status"),
-    ("cuda_regions", b"GET", r"/v2/cudasharedmemory(?:/region/(?P<name>[^/]+))?/status"),
+    ("index", b"POST", r"/v2/repository(?:/(?P<name>[^/]++))?/index"),
+    ("load_or_unload", b"POST", r"/v2/repository(?:/(?P<name>[^/]++))?/models/(?P<model>[^/]++)/(?:load|unload)"),
+    ("system_regions", b"GET", r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]++))?/status"),
+    ("cuda_regions", b"GET", r"/v2/cudasharedmemory(?:/region/(?P<name>[^/]++))?/status"),
     ("log_settings", b"GET", r"/v2/logging"),
     ("change_log_settings", b"POST", r"/v2/logging"),
-    ("change_regions", b"POST", r"/v2/(?:system|cuda)sharedmemory(?:/region/(?P<name>[^/]+))?/(?:un)?register"),
+    ("change_regions", b"POST", r"/v2/(?:system|cuda)sharedmemory(?:/region/(?P<name>[^/]++))?/(?:un)?register"),
 ]
 _ROUTES = [(endpoint, method, re.compile(pattern)) for endpoint, method, pattern in _TABLE]
 
 
-@lru_cache(maxsize=4096)
+_LONGEST_REMEMBERED = 256  # a client chooses what it asks for, and so what we would keep
+
+
 def find_route(url: bytes, method: bytes) -> Route | None:
     """By the whole raw path, percent signs and all; the query and an absolute form's host are dropped. The route is of
     another method where the path has none of this one."""
-    path = url.partition(b"?")[0].decode("utf-8", "surrogateescape")
+    path = url.partition(b"?")[0]
+    if len(path) <= _LONGEST_REMEMBERED:
+        return _remembered_route(path, method)
+    return _route(path, method)
+
+
+def _route(raw_path: bytes, method: bytes) -> Route | None:
+    path = raw_path.decode("utf-8", "surrogateescape")
     if not path.startswith("/"):
         path = re.sub(r"^https?://[^/]*", "", path)
     route = None
@@ -74,6 +84,9 @@ def find_route(url: bytes, method: bytes) -> Route | None:
             if expected == method:
                 break
     return route
+
+
+_remembered_route = lru_cache(maxsize=4096)(_route)
 
 
 def error_response(error: ServingError, headers: bytes = b"") -> HttpResponse:

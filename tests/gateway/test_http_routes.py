@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -57,6 +58,21 @@ def test_a_path_without_the_method_has_a_route_of_another() -> None:
     assert find_route(b"/v2", b"POST") == Route("server_metadata", b"GET")
     route = find_route(b"/v2/logging", b"PUT")
     assert route is not None and route.method != b"PUT"
+
+
+def test_long_urls_are_not_remembered() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            assert find_route(b"/v2/models/m?%d" % number + b"x" * 60000, b"GET") == Route(
+                "model_metadata", b"GET", "m"
+            )
+            name = f"{number}" + "x" * 60000
+            assert find_route(f"/v2/models/{name}".encode(), b"GET") == Route("model_metadata", b"GET", name)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 20
 
 
 def test_health_has_no_body(bus: FakeBus, endpoints: Endpoints) -> None:
