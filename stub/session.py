@@ -21,6 +21,7 @@ from .sender import MORE_THAN_ONE, Delivery
 from .shared import errors, messages
 from .tensor import Tensor, binary_form
 from .tensor import receive as receive_tensor
+from .triton_error import TritonModelException
 from .user_model import UserModel
 
 # name, wire datatype, shape, bytes in KServe's binary form (1-D, format "B", so len() is its nbytes).
@@ -140,7 +141,9 @@ class Session:
             return None, self._failure(cause.format(self._instance))
         bls.Execution.running = True
         try:
-            return execute(requests[:]), ""
+            returned = execute(requests[:])
+            # A list class of the model's own has methods of its own; here they may still raise.
+            return (list(returned) if issubclass(type(returned), list) else returned), ""
         except BaseException as error:  # sys.exit() too: it must not end the process, nor pass for a return
             if os.getpid() != self._pid:  # but a process that the model forked shall end
                 raise
@@ -149,9 +152,13 @@ class Session:
             bls.Execution.running = False
 
     def _malformed(self, requests: List[InferenceRequest], returned: Any) -> str:
-        """The text of a failure if ``returned`` answers the batch in no legal way, else ""."""
+        """The text of a failure if ``returned`` answers the batch in no legal way, else "".
+
+        Only the types of the model's objects are asked, never they themselves: ``bool()`` or ``isinstance`` would call
+        methods of theirs, which may lie or raise.
+        """
         if returned is not None:
-            if not isinstance(returned, list):
+            if type(returned) is not list:
                 return self._failure("Expected a list in the execute return, found type '{}'.".format(type(returned)))
             if len(returned) != len(requests):
                 return self._failure(
@@ -161,18 +168,18 @@ class Session:
                     )
                 )
             for response in returned:
-                if response is not None and not isinstance(response, InferenceResponse):
+                if response is not None and not issubclass(type(response), InferenceResponse):
                     return self._failure(
                         "Expected an 'InferenceResponse' object in the execute function return list, "
                         "found type '{}'.".format(type(response))
                     )
-            if any(returned):
+            if any(response is not None for response in returned):
                 return ""
         return "" if any(map(_sent, requests)) else self._failure(_NO_RESPONSE)
 
     def _answer_all(self, requests: List[InferenceRequest], returned: Optional[List[Any]]) -> List[messages.Response]:
         responses: List[messages.Response] = []
-        for request, response in zip(requests, returned or [None] * len(requests)):
+        for request, response in zip(requests, [None] * len(requests) if returned is None else returned):
             message = request._message
             sent = _sent(request)
             if sent:
@@ -189,20 +196,26 @@ class Session:
 
     def _answer(self, message: messages.Request, response: InferenceResponse) -> messages.Response:
         """Sends what was asked for of the outputs, in the order of the response, as they are now."""
-        error = response._error
-        if error is not None:
-            return messages.Response(message.id, [], 0, (int(error._code), error._message), response._parameters)
-        wanted = message.outputs or self._output_names
-        tensors = [
-            (tensor._name, tensor._datatype, tensor._shape, binary_form(tensor))
-            for tensor in response._tensors
-            if tensor._name in wanted
-        ]
+        try:
+            error = response._error
+            if error is not None:
+                return messages.Response(message.id, [], 0, (int(error._code), error._message), response._parameters)
+            parameters = response._parameters
+            wanted = message.outputs or self._output_names
+            tensors = [
+                (tensor._name, tensor._datatype, tensor._shape, binary_form(tensor))
+                for tensor in response._tensors
+                if tensor._name in wanted
+            ]
+        except TritonModelException as refused:
+            return self._fail(message, self._failure(str(refused)))
+        except Exception as broken:  # a subclass of the model's own that has not initialized ours
+            return self._fail(message, self._failure("the response cannot be read", full_traceback(broken)))
         try:
             outputs, lease = self._place(tensors) if tensors else ([], 0)
         except Exception as full:  # its text may name segments and paths, so it is for the log only
             return self._fail(message, self._failure("the outputs found no place", full_traceback(full)))
-        return messages.Response(message.id, outputs, lease, None, response._parameters)
+        return messages.Response(message.id, outputs, lease, None, parameters)
 
     def _mark_retained(self, responses: List[messages.Response], roots: List[List[ref[Any]]]) -> None:
         for index, living in enumerate(roots):

@@ -7,6 +7,7 @@ BYTES, which are encoded at once.
 
 from __future__ import annotations
 
+import math
 from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import numpy as np
@@ -104,7 +105,7 @@ class Tensor:
         """A capsule for one consumer; it keeps this tensor alive."""
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
-        bits = self._array if self._data is None else self._data
+        bits = _memory(self) if self._data is None else self._data
         assert isinstance(bits, np.ndarray)
         return dlpack.export(self, bits, self._shape, self._datatype)
 
@@ -178,13 +179,30 @@ def receive(
     return tensor, root
 
 
+def _memory(tensor: Tensor) -> NDArray[Any]:
+    """The array that the tensor aliases.
+
+    Only ``ndarray.resize(refcheck=False)`` changes its size. A view of our own would be no help: it would go on
+    pointing to the old memory.
+    """
+    array = tensor._array
+    assert array is not None
+    if array.nbytes != math.prod(tensor._shape) * DTYPE[tensor._datatype].itemsize:
+        raise TritonModelException(
+            "the array of tensor '{}' was resized after the tensor had been made".format(tensor._name)
+        )
+    return array
+
+
 def binary_form(tensor: Tensor) -> Union[bytes, memoryview]:
-    """The bytes to send, as they are now: 1-D, format "B". A memoryview is of the model's array: copy it soon."""
+    """The bytes to send, as they are now: 1-D, format "B". A memoryview is of the model's array: copy it soon.
+
+    Raises TritonModelException.
+    """
     data = tensor._data
     if isinstance(data, bytes):
         return data
-    array = tensor._array if data is None else data
-    assert array is not None
+    array = _memory(tensor) if data is None else data
     if array.nbytes <= _SMALL_NBYTES:
         return array.tobytes()
     return array.data.cast("B")

@@ -116,6 +116,86 @@ def test_only_the_silent_request_fails(load: Load) -> None:
     assert "returned no response" in executed.responses[1].error[1]
 
 
+OWN = """
+class Own(pb_utils.InferenceResponse):
+    def {method}: {does}
+class TritonPythonModel:
+    def execute(self, requests):
+        return [Own([])]
+"""
+
+
+@pytest.mark.parametrize("method", ["__bool__(self)", "__len__(self)", "__eq__(self, other)"])
+@pytest.mark.parametrize("does", ["return 0", "raise ValueError"])
+def test_a_response_is_one_whatever_it_says_of_itself(load: Load, method: str, does: str) -> None:
+    executed = (loaded := load(OWN.format(method=method, does=does))).execute(loaded.request({}))
+    assert [response.error for response in executed.responses] == [None]
+
+
+def test_a_list_of_its_own_kind_is_read_once(load: Load) -> None:
+    loaded = load("""
+    class Own(list):
+        def __bool__(self): raise ValueError("boom")
+    class Broken(list):
+        def __iter__(self): raise ValueError("boom")
+    class TritonPythonModel:
+        def execute(self, requests):
+            kind = Own if requests[0].request_id() == "own" else Broken
+            return kind([pb_utils.InferenceResponse([])])
+    """)
+    (response,) = loaded.execute(loaded.request({}, request_id="own")).responses
+    assert response.error is None
+    assert failure(loaded).startswith("ValueError: boom")
+
+
+def test_what_only_claims_to_be_a_response_is_none(load: Load) -> None:
+    loaded = load("""
+    class Claims:
+        __class__ = pb_utils.InferenceResponse
+    class Raises:
+        @property
+        def __class__(self): raise ValueError
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [(Claims if requests[0].request_id() == "claims" else Raises)()]
+    """)
+    (response,) = loaded.execute(loaded.request({}, request_id="claims")).responses
+    assert "found type '<class '1.model.Claims'>'" in response.error[1]
+    assert "found type '<class '1.model.Raises'>'" in failure(loaded)
+
+
+@pytest.mark.parametrize("made", ["Response()", 'pb_utils.InferenceResponse([Tensor("OUT")])'])
+def test_a_response_whose_parts_were_never_initialized_fails_alone(load: Load, made: str) -> None:
+    loaded = load(f"""
+    class Response(pb_utils.InferenceResponse):
+        def __init__(self): pass
+    class Tensor(pb_utils.Tensor):
+        def __init__(self, name): pass
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [{made}, pb_utils.InferenceResponse([])]
+    """)
+    bad, good = loaded.execute(loaded.request({}), loaded.request({})).responses
+    assert "the response cannot be read" in bad.error[1]
+    assert good.error is None
+
+
+@pytest.mark.parametrize("size", [10, 2_000_000])
+def test_an_array_that_was_resized_under_its_tensor_fails_its_response(load: Load, size: int) -> None:
+    loaded = load(f"""
+    import numpy as np
+    class TritonPythonModel:
+        def execute(self, requests):
+            array = np.zeros(1_000_000, np.float32)
+            tensor = pb_utils.Tensor("OUT", array)
+            array.resize({size}, refcheck=False)
+            return [pb_utils.InferenceResponse([tensor]), pb_utils.InferenceResponse([])]
+    """)
+    bad, good = loaded.execute(loaded.request({}), loaded.request({})).responses
+    assert bad.error[1] == WRAPPER + "the array of tensor 'OUT' was resized after the tensor had been made"
+    assert good.error is None
+
+
 def test_a_decoupled_model_is_refused_clearly(load: Load) -> None:
     loaded = load(model("return None"), model_transaction_policy={"decoupled": True})
     assert "does not support" in failure(loaded)

@@ -73,6 +73,24 @@ def test_a_contiguous_array_is_aliased_until_it_is_sent(elements: int) -> None:
     assert bytes(module.binary_form(tensor)) == array.tobytes()
 
 
+def test_an_array_that_was_resized_is_neither_sent_nor_exported() -> None:
+    array = np.zeros(1000, np.float32)
+    tensor = pb_utils.Tensor("A", array)
+    array.resize(10, refcheck=False)
+    for use in (module.binary_form, pb_utils.Tensor.to_dlpack):
+        with pytest.raises(pb_utils.TritonModelException, match="the array of tensor 'A' was resized"):
+            use(tensor)
+
+
+@pytest.mark.parametrize("elements", [4, 4000])
+def test_an_array_may_be_given_another_shape_in_place(elements: int) -> None:
+    array = np.zeros(elements, np.float32)
+    tensor = pb_utils.Tensor("A", array)
+    array.shape = (2, elements // 2)
+    assert tensor.shape() == [elements]
+    assert len(module.binary_form(tensor)) == elements * 4
+
+
 def test_an_array_that_is_not_contiguous_is_copied_in_logical_order() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     tensor = pb_utils.Tensor("A", array.T)
