@@ -6,10 +6,8 @@ import asyncio
 import importlib
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
@@ -25,6 +23,7 @@ from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.errors import InternalError, InvalidArgument, ServingError, Unavailable
 from protocol.messages import Handle
+from shm.errors import ShmFull
 from shm.segment import default_directory
 from shm.store import Reader, Store
 from shm.sweep import sweep
@@ -33,6 +32,7 @@ from tensorbus.embedded import EmbeddedBus
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.logs import current_settings, log_line, log_table
 from tensorbus.repository import load_repositories
+from tensorbus.run_directory import run_directory
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
 
@@ -54,9 +54,8 @@ class Server:
     """Everything that runs in the process. ``start`` raises ServingError or CannotListen, and then ``stop`` cleans up
     all the same."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, run_dir: str) -> None:
         self._settings = settings
-        self._run_dir = tempfile.mkdtemp(prefix="tensorbus-")  # 0700: the bus and nothing else
         self._shm_directory = default_directory()
         sweep(self._shm_directory)
         self._store = Store(self._shm_directory, initial=settings.shm_default_byte_size)
@@ -66,8 +65,8 @@ class Server:
         self._grpc: GrpcEngine | None = None
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: asyncio.Task[None] | None = None
-        bus = f"ipc://{self._run_dir}/bus"
-        self._launcher = Launcher(bus, self._run_dir, self._shm_directory, self._on_exit)
+        bus = f"ipc://{run_dir}/bus"
+        self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit)
         broker_settings = BrokerSettings(
             bus=bus,
             shm_directory=self._shm_directory,
@@ -81,10 +80,18 @@ class Server:
 
     def _core(self, settings: BrokerSettings) -> Core:
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        block = self._store.allocate(_NONCE_BYTES)
-        block.view[:] = nonce
         epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
-        return Core(settings, self.recorder, Handle(block.segment, block.offset, block.nbytes), nonce, epoch_ms)
+        return Core(settings, self.recorder, self._probe(nonce), nonce, epoch_ms)
+
+    def _probe(self, nonce: bytes) -> Handle:
+        """Where stubs find the nonce; nowhere if there is no shared memory, and then tensors go by message."""
+        try:
+            block = self._store.allocate(len(nonce))
+        except ShmFull as error:
+            log.warning("shared memory is not used: tensors travel in messages, which is slower", cause=str(error))
+            return Handle("", 0, 0)
+        block.view[:] = nonce
+        return Handle(block.segment, block.offset, block.nbytes)
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -92,8 +99,8 @@ class Server:
         self.broker.stub_died(key, status)
 
     async def start(self) -> None:
-        await self._launcher.start()
         self.broker.start()
+        await self._launcher.start()
         # The fronts' imports take as long as a model's: both at once.
         fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts, self._settings)
         settings = self._settings
@@ -193,7 +200,6 @@ class Server:
         self.broker.close()
         self._reader.close()
         self._store.close()
-        shutil.rmtree(self._run_dir, ignore_errors=True)
         return finished
 
     def _drain_fronts(self) -> Iterator[Awaitable[object]]:
@@ -257,8 +263,17 @@ def _said(line: ModelSaid) -> None:
 
 async def serve(settings: ServeSettings) -> int:
     """Until SIGINT or SIGTERM; the exit code. A second signal ends it at once."""
-    loop = asyncio.get_running_loop()
-    server = Server(settings)
+    try:
+        with run_directory() as run_dir:
+            return await _serve(Server(settings, run_dir))
+    except OSError as error:  # of the directories and sockets that it cannot be without
+        return _failed(f"Internal - {error.strerror or error}")
+    except Exception:
+        log.exception("the server failed")
+        return 1
+
+
+async def _serve(server: Server) -> int:
     stopped = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -268,7 +283,7 @@ async def serve(settings: ServeSettings) -> int:
         stopped.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     start = asyncio.create_task(server.start())
     try:
         await asyncio.wait([start, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -277,14 +292,22 @@ async def serve(settings: ServeSettings) -> int:
             await stopped.wait()
     except ServingError as error:
         await server.stop()
-        print(f"error: creating server: {error.status_text().replace(': ', ' - ', 1)}", file=sys.stderr)
-        return 1
+        return _failed(error.status_text().replace(": ", " - ", 1))
     except CannotListen as error:
         await server.stop()
         log.error(str(error))
         return 1
+    except Exception as error:
+        log.exception("failed to start")
+        await server.stop()
+        return _failed(f"Internal - {error}")
     start.cancel()
     if await server.stop():
         return 0
     log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+    return 1
+
+
+def _failed(reason: str) -> int:
+    print(f"error: creating server: {reason}", file=sys.stderr)
     return 1
