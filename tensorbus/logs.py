@@ -22,6 +22,7 @@ from typing import Any
 
 import structlog
 
+from tensorbus.log_outlet import Outlet
 from tensorbus.rate_limit import RateLimit
 
 _EVENTS_PER_SECOND = 10  # of one warning or error of one model; the rest is counted
@@ -44,7 +45,8 @@ class LogSettings:
 class ServerLog:
     """Formats lines and writes them: information to stdout, warnings and errors to stderr, or all to the file.
 
-    A line is one write(2) of the whole, so lines of several threads and of the stubs do not mix.
+    A line is one write(2) of the whole, so lines of several threads and of the stubs do not mix. It may be dropped if
+    nobody reads (log_outlet.py).
     """
 
     def __init__(self, settings: LogSettings, escape: bool = True) -> None:
@@ -53,7 +55,8 @@ class ServerLog:
         self.rate_limit = RateLimit(_EVENTS_PER_SECOND)
         self._escape = escape
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.open(settings.log_file, flags, 0o644) if settings.log_file else None
+        self._file = Outlet(os.open(settings.log_file, flags, 0o644)) if settings.log_file else None
+        self._streams = (Outlet(1), Outlet(2))
 
     def enabled(self, level: str) -> bool:
         """Whether lines of a level ("I", "W", "E", or "V" for verbose ones) are shown now."""
@@ -77,20 +80,25 @@ class ServerLog:
         self.write(level, file, line, " ".join((self._quoted(event), *(f"{k}={_value(v)}" for k, v in fields.items()))))
 
     def write(self, level: str, file: str, line: int, text: str) -> None:
-        fd = self._file
-        if fd is None:
-            fd = 2 if level in "WE" else 1
+        outlet = self._file or self._streams[level in "WE"]
+        if outlet.dropped:
+            self._tell_dropped(outlet)
+        outlet.write(self._line(level, file, line, text))
+
+    def _tell_dropped(self, outlet: Outlet) -> None:
+        count, outlet.dropped = outlet.dropped, 0
+        text = self._quoted("log lines were dropped: nobody read them")
+        outlet.write(self._line("W", __file__, sys._getframe().f_lineno, f"{text} count={count}"))
+        if outlet.dropped:
+            outlet.dropped = count
+
+    def _line(self, level: str, file: str, line: int, text: str) -> bytes:
         place = _value(os.path.basename(file))
-        data = f"{self._stamp(level)} {os.getpid()} {place}:{line}] {text}\n".encode(errors="backslashreplace")
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-        except OSError:
-            pass  # a closed pipe or a full disk must not stop the server, and there is nowhere to say so
+        return f"{self._stamp(level)} {os.getpid()} {place}:{line}] {text}\n".encode(errors="backslashreplace")
 
     def close(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            os.close(self._file.fd)
             self._file = None
 
     def _stamp(self, level: str) -> str:
