@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Usage goes to stderr, the reason last."""
+    _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] != "serve":
         print("Usage: tensorbus serve [options]; tensorbus serve --help lists them", file=sys.stderr)
@@ -24,6 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(filter(None, (usage(), str(error)))), file=sys.stderr)
         return 1
     return _run(settings)
+
+
+def _open_standard_streams() -> None:
+    """Those that are closed, as long as no socket or file of ours has got the number of one and with it the log."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _run(settings: ServeSettings) -> int:
