@@ -63,6 +63,8 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._queue: deque[HttpRequest] = deque()
         self._unread = b""  # bytes that came while a request was running
+        self._owes_continue = False  # to the unfinished request, which others are served before
+        self._failure: BadRequest | None = None  # what came after those in _queue
         self._request: HttpRequest | None = None
         self._header: InferHeader | None = None
         self._call = 0  # id of the running inference
@@ -87,16 +89,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
-        try:
-            if reader.rest is not None:
-                reader.received(nbytes)
-            elif self._is_busy:
-                self._unread += self._receive_view[:nbytes]
-                self._transport.pause_reading()
-            else:
-                reader.feed(self._receive_view[:nbytes])
-        except BadRequest as error:
-            self._refuse_to_go_on(error)
+        if self._failure is not None:
+            return  # received all the same, to notice when the client leaves
+        if reader.rest is not None:
+            reader.received(nbytes)
+        elif self._is_busy:
+            self._unread += self._receive_view[:nbytes]
+            self._transport.pause_reading()
+        else:
+            self._feed(self._receive_view[:nbytes])
+            self._advance()
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -130,12 +132,18 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _on_request(self, request: HttpRequest) -> None:
+        self._owes_continue = False
         self._queue.append(request)
         self._advance()
 
     def _on_expect(self) -> None:
-        if not self._is_busy:
-            self._transport.write(_CONTINUE)
+        self._owes_continue = True
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        try:
+            self._reader.feed(data)
+        except BadRequest as error:
+            self._failure = error
 
     def _advance(self) -> None:
         """Serve what waits until something has to be waited for."""
@@ -146,24 +154,24 @@ class Connection(asyncio.BufferedProtocol):
             while not self._is_busy and not self._transport.is_closing():
                 if self._queue:
                     self._serve(self._queue.popleft())
+                elif self._failure is not None:
+                    self._refuse_to_go_on(self._failure)
                 elif self._unread:
                     data, self._unread = self._unread, b""
                     self._transport.resume_reading()
-                    self._reader.feed(data)
+                    self._feed(data)
+                elif self._owes_continue:
+                    self._owes_continue = False
+                    self._transport.write(_CONTINUE)
                 else:
                     break
-        except BadRequest as error:
-            self._refuse_to_go_on(error)
         finally:
             self._advancing = False
 
     def _refuse_to_go_on(self, error: BadRequest) -> None:
-        if not self._is_busy:
-            body = error_body(str(error))
-            head = _STATUS_LINES[400] + b"application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
-                body
-            )
-            self._transport.write(head + body)
+        body = error_body(str(error))
+        head = _STATUS_LINES[400] + b"application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self._transport.write(head + body)
         self._transport.close()
 
     def _serve(self, request: HttpRequest) -> None:
@@ -283,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._release_held()
         if not goes_on:
             self._transport.close()
-        elif self._queue or self._unread:
+        else:
             self._advance()
 
     def _release_held(self) -> None:

@@ -136,6 +136,8 @@ def identity(data: bytes, binary: bool = True) -> bytes:
 
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+CHUNKED = b"POST /v2/models/id_int8/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+CLOSE = "Connection: close\r\n"
 
 
 def test_tensors_in_binary_both_ways(run: Run) -> None:
@@ -352,6 +354,87 @@ def test_expect_is_answered_before_the_body_is_sent(run: Run) -> None:
         async with stand.client() as client:
             assert (await client.ask(head + b"\r\n\r\n")).status == 100
             assert (await client.ask(body)).status == 200
+
+    run(test)
+
+
+def test_expect_is_answered_when_its_turn_comes(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        head, _, body = add_sub("Expect: 100-continue\r\n", id="second").partition(b"\r\n\r\n")
+        async with stand.client() as client:
+            client.send(add_sub(id="first") + head + b"\r\n\r\n")
+            await stand.until(lambda: stand.bus.held)
+            stand.bus.held.pop().run()
+            assert (await client.reply()).json()["id"] == "first"
+            assert (await client.reply()).status == 100
+            client.send(body)
+            await stand.until(lambda: stand.bus.held)
+            stand.bus.held.pop().run()
+            assert (await client.reply()).json()["id"] == "second"
+
+    run(test)
+
+
+def test_a_body_that_did_not_wait_for_its_turn_is_not_asked_for(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(add_sub(id="first") + add_sub("Expect: 100-continue\r\n", id="second"))
+            assert (await client.reply()).json()["id"] == "first"
+            assert (await client.reply()).json()["id"] == "second"
+
+    run(test)
+
+
+@pytest.mark.parametrize("good", [LIVE, LIVE * 3, add_sub(), add_sub() + LIVE, add_sub() + add_sub()])
+@pytest.mark.parametrize("bad", [b"hello\r\n\r\n", CHUNKED + b"zz\r\n"])
+def test_what_is_not_http_is_refused_after_the_good_ones(run: Run, good: bytes, bad: bytes) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(good + bad)
+            for _ in range(good.count(b"HTTP/1.1")):
+                assert (await client.reply()).status == 200
+            reply = await client.reply()
+            assert reply.status == 400 and reply.headers["connection"] == "close"
+            assert await client.is_closed()
+
+    run(test)
+
+
+def test_a_client_that_leaves_after_what_is_not_http_cancels_its_request(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(add_sub() + b"hello\r\n\r\n")
+            await stand.until(lambda: stand.bus.held)
+            client.send(b"more")
+        await stand.until(lambda: stand.bus.submitted[0].cancelled)
+
+    run(test)
+
+
+@pytest.mark.parametrize("request_", [LIVE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), add_sub(CLOSE)])
+def test_nothing_is_answered_after_a_clients_last_request(run: Run, request_: bytes) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(request_ + LIVE)
+            assert reply.status == 200 and reply.headers["connection"] == "close"
+            assert await client.is_closed()
+
+    run(test)
+
+
+def test_an_offer_to_upgrade_is_ignored(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n"
+        request = add_sub(offer)
+        async with stand.client() as client:
+            assert (await client.ask(request)).json()["outputs"][0]["data"] == [2.0] * 16
+            cut = request.index(b"\r\n\r\n") + 4
+            client.send(request[:cut])
+            await asyncio.sleep(0)
+            assert (await client.ask(request[cut:])).json()["outputs"][0]["data"] == [2.0] * 16
+            assert (await client.ask(LIVE)).status == 200
 
     run(test)
 
