@@ -7,7 +7,6 @@ import importlib
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.heap import HeapTrim, malloc_trim
+from tensorbus.log_outlet import Outlet
 from tensorbus.logs import current_settings, log_line, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.run_directory import run_directory
@@ -309,5 +309,5 @@ async def _serve(server: Server) -> int:
 
 
 def _failed(reason: str) -> int:
-    print(f"error: creating server: {reason}", file=sys.stderr)
+    Outlet(2).write(f"error: creating server: {reason}\n".encode(errors="backslashreplace"))
     return 1
