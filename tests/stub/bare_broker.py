@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy
@@ -40,6 +41,22 @@ CONFIG = {
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
     "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
 }
+IMPORTS = "import numpy as np, os, sys, threading, time\nimport triton_python_backend_utils as pb_utils\n"
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()) for request in requests]
+    def answer(self, array):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+"""
+
+
+def write_model(models: Path, addition: str = "", source: str = ECHO, name: str = "m") -> Path:
+    """Writes a model.py; ``answer`` (of ECHO) may be replaced, and anything added to the class."""
+    path = models / name / "1" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(IMPORTS + source + textwrap.indent(textwrap.dedent(addition), "    "))
+    return path
 
 
 class BareBroker:

@@ -1,26 +1,17 @@
 """Real stub processes with real models over real ZeroMQ and shared memory; the broker is a bare ROUTER."""
 
+import functools
 import json
 import os
 import resource
 import signal
-import textwrap
 import time
 
 import pytest
 import zmq
 
 from protocol.messages import EXECUTE, Configured, Execute, Failed, Goodbye, Handle
-from tests.stub.bare_broker import DEADLINE_S, NONCE, BareBroker
-
-IMPORTS = "import numpy as np, os, sys, threading, time\nimport triton_python_backend_utils as pb_utils\n"
-ECHO = """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()) for request in requests]
-    def answer(self, array):
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-"""
+from tests.stub.bare_broker import DEADLINE_S, ECHO, NONCE, BareBroker, write_model
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +36,7 @@ def start(request, broker):
 
 @pytest.fixture
 def model(tmp_path):
-    """Writes a model.py; ``answer`` (of ECHO) may be replaced, and anything added to the class."""
-
-    def write(addition: str = "", source: str = ECHO, name: str = "m"):
-        path = tmp_path / "models" / name / "1" / "model.py"
-        path.parent.mkdir(parents=True)
-        path.write_text(IMPORTS + source + textwrap.indent(textwrap.dedent(addition), "    "))
-        return path
-
-    return write
+    return functools.partial(write_model, tmp_path / "models")
 
 
 def answering(expression: str) -> str:
@@ -318,86 +301,6 @@ def test_an_error_in_finalize_is_told(broker, model):
     broker.finish()
     assert "name 'undefined_variable' is not defined" in broker.receive().error
     assert broker.exit_code() == 0
-
-
-STAY = "threading.Thread(target=lambda: time.sleep(1e6)).start()"
-
-
-def test_threads_of_a_model_do_not_keep_its_process(broker, model, start):
-    start()
-    broker.serve(model(f"def initialize(self, args): {STAY}"))
-    broker.finish()
-    assert broker.receive().error == ""
-    assert broker.exit_code() == 0
-
-
-def test_threads_of_a_model_that_did_not_load_do_not_keep_its_process(broker, model, start):
-    start()
-    broker.load(model(f"def initialize(self, args): {STAY}; raise ValueError('no weights')"))
-    assert broker.receive().text.startswith("ValueError: no weights")
-    assert broker.exit_code() == 1
-
-
-def test_threads_of_a_model_do_not_keep_the_process_that_completes_its_configuration(broker, model):
-    broker.start()
-    broker.load(model(source=STAY + ECHO), mode="auto_complete")
-    assert isinstance(broker.receive(), Configured)
-    assert broker.exit_code() == 0
-
-
-def test_threads_of_a_model_do_not_keep_a_process_that_ends_by_an_exception(broker, model):
-    broker.start()
-    quit = f"""
-    def initialize(self, args):
-        {STAY}
-        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
-    """
-    ready_pid = broker.forked_pid
-    broker.serve(model(quit, "import signal" + ECHO))
-    os.kill(ready_pid, signal.SIGUSR1)
-    assert broker.exit_code() == 5
-
-
-def test_what_a_model_wants_done_at_exit_is_done_in_the_main_thread(broker, model, start, tmp_path):
-    register = f"""
-    def initialize(self, args):
-        import atexit
-        atexit.register(self.at_exit)
-        {STAY}
-    def at_exit(self):
-        with open({str(tmp_path / "done")!r}, "w") as file:
-            file.write(threading.current_thread().name)
-    """
-    start()
-    broker.serve(model(register))
-    broker.finish()
-    assert broker.receive().error == ""
-    assert broker.exit_code() == 0
-    assert (tmp_path / "done").read_text() == "MainThread"
-
-
-def test_what_hangs_at_exit_is_left(broker, model):
-    broker.start()
-    broker.serve(model("def initialize(self, args): import atexit; atexit.register(time.sleep, 1e6)"))
-    broker.finish()
-    assert broker.receive().error == ""
-    assert broker.exit_code() == 0
-
-
-def test_a_line_logged_after_the_end_goes_to_stderr(broker, model, capfd):
-    broker.start_by_path()
-    register = """
-    def initialize(self, args):
-        import atexit
-        atexit.register(pb_utils.Logger.log_warn, "the very last words")
-    """
-    broker.serve(model(register))
-    broker.finish()
-    assert broker.receive().error == ""
-    assert broker.exit_code() == 0
-    said = capfd.readouterr().err
-    assert "the very last words" in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("header", [b"", b"\xc1", b"\x91\xa1?", b"\x93\xa1E\x90\x90\x00", b"\x91\xa1F"])
