@@ -108,4 +108,4 @@ def test_the_next_start_removes_what_a_server_killed_with_its_fork_server_left(
     eventually(lambda: killed.process.poll() is not None)
     assert list(killed.temporary.glob("tensorbus-*"))
     assert start(environ={"TMPDIR": str(killed.temporary)}).terminate() == 0
-    assert not list(killed.temporary.glob("tensorbus-*"))
+    eventually(lambda: not killed.left())
