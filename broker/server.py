@@ -49,6 +49,7 @@ log = structlog.get_logger()
 _SEND_QUEUE = 1000
 # A stub that says more than we hear (a model that logs without end) must wait; answers are far fewer.
 _RECEIVE_QUEUE = 1000
+_LAST_WORDS_S = 0.1  # libzmq's thread has then read what a stub sent before it died, also on a busy machine
 _HEARD_AT_ONCE = 100  # messages, before the fronts have their turn
 # Plain ints: the arithmetic of pyzmq's enums costs as much as a send.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -146,14 +147,17 @@ class BrokerServer:
             self._set_timer()
 
     def stub_died(self, key: str, status: int) -> None:
+        """Its last words may still be on their way; they come before its death."""
         segment = self._status_words.pop(key, None)
         inside = None
         if segment is not None:
             inside = segment.status
             segment.close()
-        # Its last words may still lie in the socket; they come before its death.
+        self._loop.call_later(_LAST_WORDS_S, self._bury, StubDied(key, status, inside))
+
+    def _bury(self, death: StubDied) -> None:
         self._receive(time.monotonic_ns())
-        self.post(StubDied(key, status, inside))
+        self.post(death)
 
     def post(self, event: Event) -> None:
         """Have the core told at the end of this turn of the loop."""

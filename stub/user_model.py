@@ -94,9 +94,15 @@ def _import(model_file: str) -> ModuleType:
     return module
 
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
 def _put_on_path(version_dir: str, model_dir: str) -> None:
+    """Not kept: the folders of our source tree, which an editable install puts behind everybody's."""
     folders = [version_dir, model_dir]
-    others = [entry for entry in sys.path if entry not in folders]
+    first, *rest = sys.path
+    ours = [_ROOT, os.path.join(_ROOT, "stub", "api")]
+    others = [first, *(entry for entry in rest if entry not in folders and entry not in ours)]
     packages = [os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages") for entry in others]
     at = packages.index(True) if True in packages else len(others)
     sys.path[:] = others[:at] + folders + others[at:]
