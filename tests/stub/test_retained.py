@@ -1,4 +1,4 @@
-"""Inputs that the model keeps stay leased until the last view has gone (field case B07)."""
+"""Inputs that the model keeps stay leased until the last view has gone."""
 
 from __future__ import annotations
 
