@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ import uvloop
 from tensorbus.logs import configure
 from tensorbus.serve import serve
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
+
+_OPEN_FILES = 65536
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +38,14 @@ def _open_standard_streams() -> None:
     os.close(fd)
 
 
+def _allow_open_files() -> None:
+    """As many as the system lets us have: each client and each stub takes some, and libzmq aborts for want of one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _run(settings: ServeSettings) -> int:
     for line in settings.deprecations:
         print(line, file=sys.stderr)
@@ -43,6 +54,7 @@ def _run(settings: ServeSettings) -> int:
     except OSError as error:
         print(f"error: cannot open the log file: {error}", file=sys.stderr)
         return 1
+    _allow_open_files()
     try:
         status: int = uvloop.run(serve(settings))
         return status

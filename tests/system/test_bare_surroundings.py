@@ -32,6 +32,13 @@ def test_with_shared_memory_full_from_the_start_tensors_travel_in_messages(
     assert "Traceback" not in server.text()
 
 
+def test_a_low_soft_limit_on_open_files_is_raised(repository: Repository, start: Start) -> None:
+    for number in range(20):
+        repository.add(f"m{number}")
+    server = start(wrapper=["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh"])
+    assert server.post("m19", [1.0]).data == [1.0]
+
+
 def test_a_temporary_directory_with_a_long_path_is_no_obstacle(repository: Repository, start: Start) -> None:
     repository.add("ident")
     long = repository.path.parent / ("long" * 30)
