@@ -98,14 +98,13 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _put_on_path(version_dir: str, model_dir: str) -> None:
-    """Not kept: the folders of our source tree, which an editable install puts behind everybody's."""
+    """Not kept: the folders of our source tree, which an editable install puts behind site-packages."""
     folders = [version_dir, model_dir]
-    first, *rest = sys.path
     ours = [_ROOT, os.path.join(_ROOT, "stub", "api")]
-    others = [first, *(entry for entry in rest if entry not in folders and entry not in ours)]
+    others = [entry for entry in sys.path if entry not in folders]
     packages = [os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages") for entry in others]
     at = packages.index(True) if True in packages else len(others)
-    sys.path[:] = others[:at] + folders + others[at:]
+    sys.path[:] = others[:at] + folders + [entry for entry in others[at:] if entry not in ours]
 
 
 def _warn_of_stray_copy(version_dir: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -11,8 +12,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import pytest
+import zmq
 from _tensorbus_app.stub import bytes_tensor, numpy_types, session, user_model
 from _tensorbus_app.stub.shared import messages
+
+from tests.stub.bare_broker import BareBroker, write_model
 
 Given = Tuple[str, Tuple[int, ...], bytes]  # datatype, shape, binary form
 
@@ -115,3 +119,31 @@ def load(version_dir: Path) -> Callable[..., LoadedModel]:
         return LoadedModel(str(version_dir / "model.py"), {"name": "probe", "output": named, **config})
 
     return load
+
+
+# --- real stub processes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        broker = BareBroker(tmp_path_factory.mktemp("bus"), router)
+        yield broker
+        broker.close()
+
+
+@pytest.fixture
+def broker(bus):
+    yield bus
+    bus.end_stub()
+
+
+@pytest.fixture(params=["by path", "forked"])
+def start(request, broker):
+    return broker.start_by_path if request.param == "by path" else broker.start
+
+
+@pytest.fixture
+def model(tmp_path):
+    return functools.partial(write_model, tmp_path / "models")

@@ -1,6 +1,5 @@
 """Real stub processes with real models over real ZeroMQ and shared memory; the broker is a bare ROUTER."""
 
-import functools
 import json
 import os
 import resource
@@ -8,35 +7,9 @@ import signal
 import time
 
 import pytest
-import zmq
 
 from protocol.messages import EXECUTE, Configured, Execute, Failed, Goodbye, Handle
-from tests.stub.bare_broker import DEADLINE_S, ECHO, NONCE, BareBroker, write_model
-
-
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        broker = BareBroker(tmp_path_factory.mktemp("bus"), router)
-        yield broker
-        broker.close()
-
-
-@pytest.fixture
-def broker(bus):
-    yield bus
-    bus.end_stub()
-
-
-@pytest.fixture(params=["by path", "forked"])
-def start(request, broker):
-    return broker.start_by_path if request.param == "by path" else broker.start
-
-
-@pytest.fixture
-def model(tmp_path):
-    return functools.partial(write_model, tmp_path / "models")
+from tests.stub.bare_broker import DEADLINE_S, ECHO, NONCE
 
 
 def answering(expression: str) -> str:

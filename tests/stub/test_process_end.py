@@ -1,41 +1,12 @@
 """How a stub process ends when its model would keep it; the broker is a bare ROUTER."""
 
-import functools
 import os
 import signal
 
-import pytest
-import zmq
-
 from protocol.messages import Configured
-from tests.stub.bare_broker import ECHO, BareBroker, write_model
+from tests.stub.bare_broker import ECHO
 
 STAY = "threading.Thread(target=lambda: time.sleep(1e6)).start()"
-
-
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        broker = BareBroker(tmp_path_factory.mktemp("bus"), router)
-        yield broker
-        broker.close()
-
-
-@pytest.fixture
-def broker(bus):
-    yield bus
-    bus.end_stub()
-
-
-@pytest.fixture(params=["by path", "forked"])
-def start(request, broker):
-    return broker.start_by_path if request.param == "by path" else broker.start
-
-
-@pytest.fixture
-def model(tmp_path):
-    return functools.partial(write_model, tmp_path / "models")
 
 
 def test_threads_of_a_model_do_not_keep_its_process(broker, model, start):
