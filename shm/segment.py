@@ -115,11 +115,11 @@ class Segment:
         """A new segment of this process with room for ``nbytes`` of data at least. Raises ShmFull."""
         name = "tensorbus-{}-{}".format(os.getpid(), secrets.token_hex(16))
         path = os.path.join(directory, name)
+        header = _HEADER.pack(MAGIC, LAYOUT_VERSION, *this_owner())
         try:
-            mapping = _create_file(path, segment_size(nbytes))
+            mapping = _create_file(path, header, segment_size(nbytes))
         except (OSError, OverflowError) as error:
             raise ShmFull("no shared memory: {}".format(getattr(error, "strerror", None) or "too large")) from None
-        _HEADER.pack_into(mapping, 0, MAGIC, LAYOUT_VERSION, *this_owner())
         return cls(directory, name, mapping)
 
     @classmethod
@@ -158,16 +158,49 @@ class Segment:
             os.unlink(os.path.join(self._directory, self.name))
 
 
-def _create_file(path: str, size: int) -> mmap.mmap:
+def _create_file(path: str, header: bytes, size: int) -> mmap.mmap:
+    if not _create_unnamed(path, header, size):
+        _create_named(path, header, size)
+    try:
+        return _map_file(path)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _create_unnamed(path: str, header: bytes, size: int) -> bool:
+    """The file has no name until it is complete: whoever is killed on the way leaves nothing of which nobody knows the
+    owner. False where the file system cannot do that, or there is no /proc to name it by.
+    """
+    try:
+        fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except (AttributeError, OSError):
+        return False
+    try:
+        _fill(fd, header, size)
+        with contextlib.suppress(OSError):
+            # Given a folder (of which an absolute path has no need) Python calls linkat, which follows /proc's link.
+            os.link("/proc/self/fd/{}".format(fd), path, src_dir_fd=fd)
+            return True
+        return False
+    finally:
+        os.close(fd)
+
+
+def _create_named(path: str, header: bytes, size: int) -> None:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        _reserve(fd, size)
-        return mmap.mmap(fd, size)
+        _fill(fd, header, size)
     except BaseException:
         os.unlink(path)
         raise
     finally:
         os.close(fd)
+
+
+def _fill(fd: int, header: bytes, size: int) -> None:
+    _reserve(fd, size)
+    os.pwrite(fd, header, 0)
 
 
 def _reserve(fd: int, size: int) -> None:

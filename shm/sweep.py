@@ -50,7 +50,8 @@ def _owner(path: str) -> Optional[Owner]:
 
 
 def _is_unfinished(path: str) -> bool:
-    """A segment gets its header within milliseconds; one without it after a minute lost its maker in between."""
+    """Where a file must have its name before its header, it has both within milliseconds; one without a header after a
+    minute lost its maker in between."""
     try:
         with open(path, "rb") as file:
             header = file.read(HEADER_NBYTES)

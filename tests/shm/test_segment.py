@@ -1,3 +1,4 @@
+import errno
 import mmap
 import os
 import shutil
@@ -195,6 +196,41 @@ def test_pages_are_reserved_by_writing_where_the_system_cannot_reserve(directory
     found = os.stat(os.path.join(directory, segment.name))
     assert found.st_size == segment.size
     assert found.st_blocks * 512 >= segment.size
+
+
+@pytest.mark.parametrize("missing", ["the flag", "the file system's support", "/proc"])
+def test_a_segment_is_made_under_its_name_where_it_cannot_be_made_without(directory, monkeypatch, missing):
+    open_file, before = os.open, len(os.listdir("/dev/fd"))
+
+    def refuse(path, flags, *arguments, **more):
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return open_file(path, flags, *arguments, **more)
+
+    def no_proc(*arguments, **more):
+        raise FileNotFoundError
+
+    if missing == "the flag":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    elif missing == "/proc":
+        monkeypatch.setattr(os, "link", no_proc)
+    else:
+        monkeypatch.setattr(os, "open", refuse)
+    segment = Segment.create(directory, 5000)
+    assert os.listdir(directory) == [segment.name]
+    assert os.stat(os.path.join(directory, segment.name)).st_mode & 0o777 == 0o600
+    assert parse_header(segment.buf) == this_owner()
+    segment.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_name_that_is_taken_is_not_taken_over(directory, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda nbytes: "0" * 32)
+    segment = Segment.create(directory, 64)
+    segment.status = 7
+    with pytest.raises(ShmFull, match=r"^no shared memory: File exists$"):
+        Segment.create(directory, 64)
+    assert Segment.attach(directory, segment.name).status == 7
 
 
 def test_without_dev_shm_a_private_folder_is_used(tmp_path, monkeypatch):

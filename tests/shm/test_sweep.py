@@ -14,6 +14,30 @@ print(Segment.create(sys.argv[1], 64).name, flush=True)
 sys.stdin.read()
 """
 
+KILLED_WHILE_MAKING = """
+import os, signal, sys
+from shm.segment import Segment
+
+def trace(frame, event, argument):
+    global left
+    left -= frame.f_code.co_filename.endswith("segment.py")
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+
+status, steps = -1, 0
+while status:
+    steps += 1
+    pid = os.fork()
+    if not pid:
+        left = steps
+        sys.settrace(trace)
+        Segment.create(sys.argv[1], 64)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+print(steps)
+"""
+
 
 @pytest.fixture
 def directory(tmp_path):
@@ -48,6 +72,16 @@ def test_the_segments_of_living_processes_stay(directory, owner):
     ours = Segment.create(directory, 64)
     assert sweep(directory) == []
     assert sorted(os.listdir(directory)) == sorted([ours.name, owner[1]])
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="on Linux alone is a file made before it has a name")
+def test_a_process_leaves_nothing_whenever_it_is_killed(directory):
+    """At every line of the making of a segment; a file without a header would stay for a minute."""
+    command = [sys.executable, "-c", KILLED_WHILE_MAKING, directory]
+    steps = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert steps > 20
+    sweep(directory)
+    assert os.listdir(directory) == []
 
 
 def test_only_the_segments_of_the_given_process_are_swept(directory, owner):
