@@ -210,7 +210,7 @@ class Core:
         """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
         for version, instance, dispatched, executed, now in self._uncounted:
             recorder = version.recorder
-            _, input_ns, infer_ns, output_ns, _, responses = executed
+            _, input_ns, infer_ns, output_ns, _, responses, _ = executed
             instance.observe(input_ns + infer_ns + output_ns)
             recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
             now_ms = now // 1_000_000 + self._epoch_ms

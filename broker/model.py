@@ -38,8 +38,12 @@ class VersionSource:
     refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
 
     @property
+    def version_directory(self) -> str:
+        return f"{self.directory}/{self.version}"
+
+    @property
     def model_file(self) -> str:
-        return f"{self.directory}/{self.version}/{self.config.default_model_filename}"
+        return f"{self.version_directory}/{self.config.default_model_filename}"
 
 
 class ModelVersion:

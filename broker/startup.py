@@ -129,8 +129,11 @@ class Startup:
         return [self._send_load(key, "serve", version, args)]
 
     def _send_load(self, key: str, mode: str, version: ModelVersion, args: dict[str, str]) -> Send:
-        directory = self._settings.shm_directory
-        return Send(key, Load(LOAD, mode, version.source.model_file, args, self._probe, directory))
+        source = version.source
+        load = Load(
+            LOAD, mode, source.model_file, source.version_directory, args, self._probe, self._settings.shm_directory
+        )
+        return Send(key, load)
 
     def _configured(self, version: ModelVersion, message: Ready | Configured | Failed, now: int) -> list[Action]:
         assert version.configuring is not None

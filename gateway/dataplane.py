@@ -112,7 +112,7 @@ class _Pending:
         plane = self.plane
         view = plane.reader.view
         outputs = []
-        for name, datatype, shape, place in tensors:
+        for name, datatype, shape, place, _ in tensors:
             data = frames[place] if isinstance(place, int) else view(*place)
             if len(data) > LARGE_NBYTES:
                 plane.large_calls += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
-VERSION = 1  # of the protocol; a peer that says another one in Hello is refused
+VERSION = 2  # of the protocol; a peer that says another one in Hello is refused
 
 ParameterValue = Union[bool, int, float, str]
 Parameters = Dict[str, ParameterValue]
@@ -35,14 +35,15 @@ class TensorRef(NamedTuple):
     datatype: str
     shape: Tuple[int, ...]
     place: Union[Handle, int]
+    shared: bool = False  # others look at these bytes, too: the receiver must not write to them
 
 
 class Request(NamedTuple):
-    """One inference request, as the gateway makes it and the stub receives it."""
+    """One inference request, as the gateway (or a calling model) makes it and the stub receives it."""
 
-    id: int  # unique for its gateway; also the lease of its input tensors
+    id: int  # unique for its gateway, negative if a model made it; also the lease of its input tensors
     model: str
-    version: int  # resolved, never -1
+    version: int  # in a stub never -1
     inputs: List[TensorRef]
     request_id: str = ""  # the client's
     outputs: List[str] = []  # requested output names; [] = all that the configuration names
@@ -54,7 +55,8 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One response to a request. ``error`` is (ErrorKind number, text); with an error there are no outputs."""
+    """One of the responses to a request, the last if ``final``. ``error`` is (ErrorKind number, text); with an error
+    there are no outputs."""
 
     request: int  # Request.id
     outputs: List[TensorRef]
@@ -75,6 +77,7 @@ class Load(NamedTuple):
     kind: str
     mode: str
     model_file: str  # path of model.py
+    version_directory: str  # of the model; a Python-based backend's model_file lies elsewhere
     args: Dict[str, str]
     probe: Handle  # a nonce to read back: proof that shared memory is shared
     shm_directory: str
@@ -95,6 +98,46 @@ class Execute(NamedTuple):
     released: List[int]
 
 
+class Cancel(NamedTuple):
+    """The clients of these requests are gone, or no longer want them. They are still to be answered."""
+
+    kind: str
+    requests: List[int]
+
+
+class Answered(NamedTuple):
+    """A response to the Call of this number. Its outputs are on lease from ``origin``, the key of another stub, until
+    Results.read; with ``response.retained`` the call's inputs are in use until Returned."""
+
+    kind: str
+    call: int
+    response: Response
+    origin: str
+
+
+class Returned(NamedTuple):
+    """The inputs of these calls, whose final response was ``retained``, are in use no more."""
+
+    kind: str
+    calls: List[int]
+
+
+class Told(NamedTuple):
+    """The answer to a message that had this number: an (ErrorKind number, text), or a value."""
+
+    kind: str
+    call: int
+    error: Optional[Tuple[int, str]]
+    value: float = 0.0
+
+
+class AskReady(NamedTuple):
+    """Call the model's ``is_ready``. Goes to the routing id "<key>/ready"."""
+
+    kind: str
+    call: int
+
+
 class Finish(NamedTuple):
     """Call ``finalize``, say Goodbye, exit."""
 
@@ -105,7 +148,8 @@ class Finish(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """First message of a stub. Its ZeroMQ routing id is the instance's key, given by the launcher."""
+    """First message of a stub. Its ZeroMQ routing id is the instance's key, given by the launcher; another socket of
+    the same instance (a process that the model forked) has a suffix to it, after a slash."""
 
     kind: str
     version: int
@@ -119,6 +163,7 @@ class Ready(NamedTuple):
     kind: str
     nonce: bytes
     segment: str
+    asks_ready: bool = False  # the model has ``is_ready``
 
 
 class Configured(NamedTuple):
@@ -137,7 +182,8 @@ class Failed(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """What one Batch came to. Durations are the stub's: conversion of inputs, user code, conversion of outputs."""
+    """``execute`` has returned for a Batch. Durations are the stub's: conversion of inputs, user code, conversion of
+    outputs. A request that has no final response yet gets the rest of them by Results.responses."""
 
     batch: int
     input_ns: int
@@ -145,14 +191,100 @@ class Executed(NamedTuple):
     output_ns: int
     failed: bool  # execute raised or returned something malformed
     responses: List[Response]
+    rescheduled: List[int] = []  # requests that want to be executed again
 
 
 class Results(NamedTuple):
-    """Executed batches in order, and requests whose retained input lease has ended (either may be empty)."""
+    """All that a stub has to tell of its work; any part may be empty.
+
+    ``responses`` are those sent by response senders, in their order; they come before ``executed``."""
 
     kind: str
-    executed: List[Executed]
-    released: List[int]
+    executed: List[Executed]  # in order
+    released: List[int]  # requests whose retained input lease has ended
+    responses: List[Response] = []
+    read: List[Tuple[str, int]] = []  # origin and lease of Answered outputs that are in use no more
+
+
+class Call(NamedTuple):
+    """A request to another model (BLS). ``request.id`` is 0, its ``version`` may be -1. Inline inputs follow.
+
+    Answered comes for each response. ``batch`` is the one that the call is part of, 0 if that is not known;
+    ``waits`` says that this batch cannot end before the call does."""
+
+    kind: str
+    call: int  # chosen by the stub, never twice
+    request: Request
+    batch: int
+    waits: bool
+    decoupled: bool  # several responses are welcome
+
+
+class CancelCall(NamedTuple):
+    kind: str
+    call: int
+
+
+class NewFamily(NamedTuple):
+    """``pb_utils.MetricFamily``. Numbers of families and metrics are chosen by the stub. Told answers."""
+
+    kind: str
+    call: int
+    family: int
+    name: str
+    description: str
+    metric_kind: str  # "counter", "gauge" or "histogram"
+
+
+class NewMetric(NamedTuple):
+    """Told answers."""
+
+    kind: str
+    call: int
+    metric: int
+    family: int
+    labels: Dict[str, str]
+    buckets: Optional[List[float]]
+
+
+class UpdateMetric(NamedTuple):
+    """``operation`` is "increment", "set", "observe" or "value". Told answers, with the value for "value"."""
+
+    kind: str
+    call: int
+    metric: int
+    operation: str
+    value: float
+
+
+class DropMetrics(NamedTuple):
+    """The model has let go of these objects. No answer."""
+
+    kind: str
+    families: List[int]
+    metrics: List[int]
+
+
+class Control(NamedTuple):
+    """``operation`` is "load", "unload" or "is_ready". Told answers; for "is_ready" with 1.0 or 0.0."""
+
+    kind: str
+    call: int
+    operation: str
+    model: str
+    version: str = ""  # for is_ready
+    config: str = ""  # for load: JSON in place of config.pbtxt
+    files: Optional[Dict[str, bytes]] = None  # for load: contents by "file:<version>/<name>"
+    unload_dependents: bool = False
+
+
+class IsReady(NamedTuple):
+    """Answers AskReady. ``error`` says why not, if not by the model's own False."""
+
+    kind: str
+    call: int
+    ready: bool
+    error: str = ""
 
 
 class Log(NamedTuple):
@@ -174,18 +306,54 @@ class Goodbye(NamedTuple):
 
 # The first element of each message on the wire.
 LOAD, EXECUTE, FINISH = "L", "E", "F"
+CANCEL, ANSWERED, RETURNED, TOLD, ASK_READY = "K", "A", "I", "T", "Q"
 HELLO, READY, CONFIGURED, FAILED, RESULTS, LOG, GOODBYE = "H", "R", "C", "X", "S", "G", "B"
+CALL, CANCEL_CALL, CONTROL, IS_READY = "D", "Z", "O", "Y"
+NEW_FAMILY, NEW_METRIC, UPDATE_METRIC, DROP_METRICS = "N", "M", "U", "V"
 
-ToStub = Union[Load, Execute, Finish]
-ToBroker = Union[Hello, Ready, Configured, Failed, Results, Log, Goodbye]
+ToStub = Union[Load, Execute, Cancel, Answered, Returned, Told, AskReady, Finish]
+ToBroker = Union[
+    Hello,
+    Ready,
+    Configured,
+    Failed,
+    Results,
+    Call,
+    CancelCall,
+    NewFamily,
+    NewMetric,
+    UpdateMetric,
+    DropMetrics,
+    Control,
+    IsReady,
+    Log,
+    Goodbye,
+]
 
-TO_STUB: Dict[str, Any] = {LOAD: Load, EXECUTE: Execute, FINISH: Finish}
+TO_STUB: Dict[str, Any] = {
+    LOAD: Load,
+    EXECUTE: Execute,
+    CANCEL: Cancel,
+    ANSWERED: Answered,
+    RETURNED: Returned,
+    TOLD: Told,
+    ASK_READY: AskReady,
+    FINISH: Finish,
+}
 TO_BROKER: Dict[str, Any] = {
     HELLO: Hello,
     READY: Ready,
     CONFIGURED: Configured,
     FAILED: Failed,
     RESULTS: Results,
+    CALL: Call,
+    CANCEL_CALL: CancelCall,
+    NEW_FAMILY: NewFamily,
+    NEW_METRIC: NewMetric,
+    UPDATE_METRIC: UpdateMetric,
+    DROP_METRICS: DropMetrics,
+    CONTROL: Control,
+    IS_READY: IsReady,
     LOG: Log,
     GOODBYE: Goodbye,
 }

@@ -6,13 +6,13 @@ on the same bytes, and prove that what is written is what protocol/codec.py writ
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import msgpack
 
 from .shared import errors, messages
 
-ToStub = Union[messages.Load, messages.Execute, messages.Finish]
+ToStub = messages.ToStub
 
 try:
     import msgspec
@@ -44,14 +44,67 @@ def decode_plain(data: Union[bytes, memoryview]) -> ToStub:
         raise errors.ProtocolError("malformed message: {}".format(error)) from None
 
 
-def _load(mode: str, model_file: str, args: Dict[str, str], probe: Tuple[Any, ...], directory: str) -> messages.Load:
-    _expect(str, mode, model_file, directory, *args, *args.values())
-    return messages.Load(messages.LOAD, mode, model_file, args, _handle(*probe), directory)
+def _load(
+    mode: str, model_file: str, version_directory: str, args: Dict[str, str], probe: Tuple[Any, ...], directory: str
+) -> messages.Load:
+    _expect(str, mode, model_file, version_directory, directory, *args, *args.values())
+    return messages.Load(messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory)
 
 
 def _execute(batches: Tuple[Any, ...], released: Tuple[int, ...]) -> messages.Execute:
     _expect(int, *released)
     return messages.Execute(messages.EXECUTE, [_batch(*batch) for batch in batches], list(released))
+
+
+def _cancel(requests: Tuple[int, ...]) -> messages.Cancel:
+    _expect(int, *requests)
+    return messages.Cancel(messages.CANCEL, list(requests))
+
+
+def _answered(call: int, response: Tuple[Any, ...], origin: str) -> messages.Answered:
+    _expect(int, call)
+    _expect(str, origin)
+    return messages.Answered(messages.ANSWERED, call, _response(*response), origin)
+
+
+def _response(
+    request: int,
+    outputs: Tuple[Any, ...],
+    lease: int,
+    error: Optional[Tuple[int, str]],
+    parameters: Dict[str, Any],
+    final: bool,
+    retained: bool,
+) -> messages.Response:
+    _expect(int, request, lease)
+    _expect(bool, final, retained)
+    _expect_parameters(parameters)
+    tensors = [_tensor(*tensor) for tensor in outputs]
+    return messages.Response(request, tensors, lease, _error(error), parameters, final, retained)
+
+
+def _error(error: Optional[Tuple[int, str]]) -> Optional[Tuple[int, str]]:
+    if error is None:
+        return None
+    kind, text = error
+    _expect(int, kind)
+    _expect(str, text)
+    return kind, text
+
+
+def _returned(calls: Tuple[int, ...]) -> messages.Returned:
+    _expect(int, *calls)
+    return messages.Returned(messages.RETURNED, list(calls))
+
+
+def _told(call: int, error: Optional[Tuple[int, str]], value: float) -> messages.Told:
+    _expect(int, call)
+    return messages.Told(messages.TOLD, call, _error(error), float(value))
+
+
+def _ask_ready(call: int) -> messages.AskReady:
+    _expect(int, call)
+    return messages.AskReady(messages.ASK_READY, call)
 
 
 def _finish() -> messages.Finish:
@@ -77,9 +130,8 @@ def _request(
     timeout_us: int,
 ) -> messages.Request:
     _expect(int, lease, version, flags, priority, timeout_us)
-    _expect(str, model, request_id, *outputs, *parameters)
-    if not _SCALARS.issuperset(map(type, parameters.values())):
-        raise TypeError("a parameter is no scalar")
+    _expect(str, model, request_id, *outputs)
+    _expect_parameters(parameters)
     if type(correlation_id) is not int and type(correlation_id) is not str:
         raise TypeError("a correlation id is neither a number nor text")
     tensors = [_tensor(*tensor) for tensor in inputs]
@@ -98,18 +150,25 @@ def _request(
     )
 
 
-def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any) -> messages.TensorRef:
+def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any, shared: bool) -> messages.TensorRef:
     _expect(str, name, datatype)
     _expect(int, *shape)
+    _expect(bool, shared)
     if type(place) is not int:
         place = _handle(*place)
-    return messages.TensorRef(name, datatype, shape, place)
+    return messages.TensorRef(name, datatype, shape, place, shared)
 
 
 def _handle(segment: str, offset: int, nbytes: int) -> messages.Handle:
     _expect(str, segment)
     _expect(int, offset, nbytes)
     return messages.Handle(segment, offset, nbytes)
+
+
+def _expect_parameters(parameters: Dict[str, Any]) -> None:
+    _expect(str, *parameters)
+    if not _SCALARS.issuperset(map(type, parameters.values())):
+        raise TypeError("a parameter is no scalar")
 
 
 def _expect(kind: type, *values: object) -> None:
@@ -121,6 +180,11 @@ def _expect(kind: type, *values: object) -> None:
 _DECODERS: Dict[object, Callable[..., ToStub]] = {
     messages.LOAD: _load,
     messages.EXECUTE: _execute,
+    messages.CANCEL: _cancel,
+    messages.ANSWERED: _answered,
+    messages.RETURNED: _returned,
+    messages.TOLD: _told,
+    messages.ASK_READY: _ask_ready,
     messages.FINISH: _finish,
 }
 

@@ -157,7 +157,7 @@ class BareBroker:
         block = self.store.allocate(len(NONCE))
         block.view[:] = NONCE
         probe = Handle(*block[:3]) if shared else Handle("tensorbus-1-" + 32 * "0", 128, 16)
-        self.send(Load(LOAD, mode, str(model_file), args, probe, self.shm_directory))
+        self.send(Load(LOAD, mode, str(model_file), os.path.dirname(model_file), args, probe, self.shm_directory))
 
     def serve(self, model_file: Path, **options) -> Ready:
         """Load, and be told that it is ready."""

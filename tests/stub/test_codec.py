@@ -6,12 +6,20 @@ import pytest
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import ProtocolError
 from protocol.messages import (
+    ANSWERED,
+    ASK_READY,
+    CANCEL,
     EXECUTE,
     FINISH,
     LOAD,
     LOG,
     RESULTS,
+    RETURNED,
+    TOLD,
+    Answered,
+    AskReady,
     Batch,
+    Cancel,
     Execute,
     Executed,
     Finish,
@@ -21,7 +29,9 @@ from protocol.messages import (
     Request,
     Response,
     Results,
+    Returned,
     TensorRef,
+    Told,
 )
 from stub import codec
 
@@ -31,8 +41,15 @@ REQUEST = Request(
     2**63, "m", 3, [SHARED, INLINE], "id", ["OUT"], {"a": 1, "b": "x", "c": True, "d": 0.5}, 2**64 - 1, 1, 2, 3
 )
 TO_STUB = [
-    Load(LOAD, "serve", "/m/1/model.py", {"model_name": "m"}, Handle("tensorbus-1-bb", 128, 16), "/dev/shm"),
+    Load(LOAD, "serve", "/m/1/model.py", "/m/1", {"model_name": "m"}, Handle("tensorbus-1-bb", 128, 16), "/dev/shm"),
     Execute(EXECUTE, [Batch(1, [REQUEST, Request(5, "m", 3, [], correlation_id="text")]), Batch(2, [])], [7, 8]),
+    Cancel(CANCEL, [1, -2]),
+    Answered(ANSWERED, 5, Response(-3, [SHARED, INLINE], 4, None, {"p": 1.5}, False, True), "2.1"),
+    Answered(ANSWERED, 5, Response(-3, [], error=(3, "no")), "2.1"),
+    Returned(RETURNED, [5]),
+    Told(TOLD, 6, None, 1.5),
+    Told(TOLD, 6, (3, "no")),
+    AskReady(ASK_READY, 7),
     Finish(FINISH),
 ]
 RESPONSE = Response(2**63, [SHARED, INLINE], 4, None, {"p": 1.5}, False, True)
