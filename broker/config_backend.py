@@ -1,6 +1,6 @@
 """Guessing a model's backend from its configuration and files (the first stage of auto-completion).
 
-Only python models are served; the other rows are known so that the reason for refusing one names its backend.
+Which of them can be served is settled later (broker/backends.py); a refusal names the backend that was recognised.
 """
 
 from __future__ import annotations

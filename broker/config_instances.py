@@ -9,6 +9,7 @@ from protocol.errors import InternalError, InvalidArgument
 
 _MIN_COMPUTE_CAPABILITY = "6.000000"
 _KIND = InstanceGroupMessage.Kind
+_TWO_ON_CPU = ("onnxruntime",)  # backends of which a CPU group without a count has two instances
 
 
 def normalize_instance_groups(message: Message, gpus: Sequence[int] = ()) -> None:
@@ -19,9 +20,10 @@ def normalize_instance_groups(message: Message, gpus: Sequence[int] = ()) -> Non
         message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
-        group.count = max(1, group.count)
         if group.kind == _KIND.KIND_AUTO:
             group.kind = _KIND.KIND_GPU if gpus and set(group.gpus) <= set(gpus) else _KIND.KIND_CPU
+        if group.count < 1:
+            group.count = 2 if message.backend in _TWO_ON_CPU and group.kind == _KIND.KIND_CPU else 1
         if group.kind == _KIND.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
 

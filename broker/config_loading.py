@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
+from broker.backends import Backend
 from broker.config_instances import check_instance_groups, normalize_instance_groups
 from broker.config_io import check_io
 from broker.config_sequence import check_states
@@ -24,16 +25,18 @@ from broker.model_config import (
 )
 from protocol.errors import InvalidArgument, Unsupported
 
-_PYTHON_RUNTIMES = ("", PYTHON_FILENAME, "libtriton_python.so")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # without effect: tensors are always handed over in host memory
 
 
-def prepare(config: ModelConfig, gpus: Sequence[int] = ()) -> ModelConfig:
-    """Settle that we can run the backend and which instances there are. ``gpus`` are the ids of the usable GPUs."""
-    _check_backend(config)
+def prepare(config: ModelConfig, gpus: Sequence[int] = (), backend: Backend | None = None) -> ModelConfig:
+    """Settle that we can run the backend and which instances there are. ``gpus`` are the ids of the usable GPUs,
+    ``backend`` is the Python-based backend of that name, if there is one."""
+    _check_backend(config, backend)
     _check_filename(config)
     message = type(config.message)()
     message.CopyFrom(config.message)
+    if backend is not None:
+        message.runtime = message.runtime or PYTHON_FILENAME
     normalize_instance_groups(message, gpus)
     check_instance_groups(message, gpus)
     _check_parameters(config)
@@ -48,17 +51,17 @@ def finish(config: ModelConfig) -> ModelConfig:
     return config
 
 
-def _check_backend(config: ModelConfig) -> None:
+def _check_backend(config: ModelConfig, backend: Backend | None) -> None:
     if config.platform == ENSEMBLE_PLATFORM:
         raise Unsupported(f"ensembles are not supported yet: model '{config.name}'")
-    if config.backend != PYTHON_BACKEND:
+    if config.backend != PYTHON_BACKEND and backend is None:
         raise InvalidArgument(
             f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
             "configuration."
         )
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise Unsupported(f"EXECUTION_ENV_PATH is not supported yet: model '{config.name}'")
-    if config.runtime not in _PYTHON_RUNTIMES:
+    if config.runtime not in ("", PYTHON_FILENAME, f"libtriton_{config.backend}.so"):
         raise InvalidArgument(f"unable to find backend library '{config.runtime}' for model '{config.name}'")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.backends import Backend
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class BrokerSettings:
     auto_complete: bool = True
     strict_readiness: bool = True
     load_concurrency: int = 4
+    backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold
     train_requests: int = 32
     release_delay_ns: int = 100_000_000  # leases ride on the next message, or leave alone after this

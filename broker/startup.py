@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import deque
 
 from broker import auto_complete, config_loading
+from broker.backends import Backend, with_settings
 from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
 from broker.model import ModelVersion, VersionState
+from broker.model_config import ModelConfig
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
@@ -69,7 +71,7 @@ class Startup:
         try:
             if version.source.refusal is not None:
                 raise version.source.refusal
-            version.config = config_loading.prepare(version.config)
+            version.config = config_loading.prepare(version.config, backend=self._backend(version))
         except ServingError as error:
             return self.fail(version, error, now)
         if not self._settings.auto_complete:
@@ -119,21 +121,26 @@ class Startup:
             return [Kill(key), Say("error", "a stub speaks another protocol version", {"version": message.version})]
         configuring = self._roster.configuring(key)
         if configuring is not None:
-            return [self._send_load(key, "auto_complete", configuring, auto_complete_args(configuring))]
+            config = with_settings(configuring.config, self._backend(configuring))
+            return [self._send_load(key, "auto_complete", configuring, auto_complete_args(configuring, config))]
         found = self._roster.serving(key)
         if found is None:
             return []
         version, instance = found
         instance.on(InstanceEvent.HELLO)
-        args = initialize_args(version.config, instance.spec, version.version, version.source.directory)
+        config = with_settings(version.config, self._backend(version))
+        args = initialize_args(config, instance.spec, version.version, version.source.directory)
         return [self._send_load(key, "serve", version, args)]
 
     def _send_load(self, key: str, mode: str, version: ModelVersion, args: dict[str, str]) -> Send:
-        source = version.source
-        load = Load(
-            LOAD, mode, source.model_file, source.version_directory, args, self._probe, self._settings.shm_directory
-        )
-        return Send(key, load)
+        source, backend = version.source, self._backend(version)
+        file = backend.model_file if backend is not None else source.model_file
+        directory = self._settings.shm_directory
+        return Send(key, Load(LOAD, mode, file, source.version_directory, args, self._probe, directory))
+
+    def _backend(self, version: ModelVersion) -> Backend | None:
+        """None for a model whose version directory has its code."""
+        return self._settings.backends.get(version.config.backend)
 
     def _configured(self, version: ModelVersion, message: Ready | Configured | Failed, now: int) -> list[Action]:
         assert version.configuring is not None
@@ -210,9 +217,9 @@ class Startup:
         return [*actions, Say("error", f"failed to load '{model}'", {})]
 
 
-def auto_complete_args(version: ModelVersion) -> dict[str, str]:
+def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, str]:
     return {
-        "model_config": auto_complete.request(version.config),
+        "model_config": auto_complete.request(config),
         "model_repository": version.source.directory,
         "model_version": str(version.version),
         "model_name": version.name,

@@ -115,9 +115,10 @@ class Bench:
         instances: int = 1,
         versions: tuple[int, ...] = (1,),
         passive: bool = False,
+        backend: str = "python",
         **fields: object,
     ) -> None:
-        message = ModelConfigMessage(name=name, backend="python", **fields)
+        message = ModelConfigMessage(name=name, backend=backend, **fields)
         message.instance_group.add(count=instances, name=name, passive=passive)
         for io in (message.input.add(), message.output.add()):
             io.name, io.data_type, io.dims[:] = "X", 11, [4]

@@ -27,6 +27,21 @@ def test_a_negative_count_is_one():
     assert len(instances("instance_group [ { count: -2 } ]")) == 1
 
 
+@pytest.mark.parametrize(
+    "groups, count", [("", 2), ("instance_group [ { count: 1 } ]", 1), ("instance_group [ { } ]", 2)]
+)
+def test_on_the_cpu_the_onnx_backend_has_two_instances_unless_told(groups, count):
+    message = parse_text(f'name: "m" backend: "onnxruntime" {groups}'.encode(), "config.pbtxt")
+    normalize_instance_groups(message)
+    assert message.instance_group[0].count == count
+
+
+def test_on_a_gpu_the_onnx_backend_has_one_instance():
+    message = parse_text(b'name: "m" backend: "onnxruntime"', "config.pbtxt")
+    normalize_instance_groups(message, gpus=(0,))
+    assert message.instance_group[0].count == 1
+
+
 def test_with_gpus_a_group_of_no_kind_runs_on_each_of_them():
     assert [(spec.kind, spec.device_id) for spec in instances("", gpus=(0, 1))] == [("GPU", 0), ("GPU", 1)]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.backends import Backend
 from broker.config_json import to_json
 from broker.config_loading import finish, prepare
 from broker.config_normalize import normalize
@@ -9,8 +10,8 @@ from broker.model_config import from_message, parse_text
 from protocol.errors import InvalidArgument
 
 
-def polled(text: str = ""):
-    message = parse_text(f'name: "m" backend: "python" {text}'.encode(), "config.pbtxt")
+def polled(text: str = "", backend: str = "python"):
+    message = parse_text(f'name: "m" backend: "{backend}" {text}'.encode(), "config.pbtxt")
     normalize(message)
     return from_message(message)
 
@@ -30,6 +31,27 @@ def test_preparing_twice_gives_the_same():
 @pytest.mark.parametrize("runtime", ["", "model.py", "libtriton_python.so"])
 def test_every_name_of_the_python_runtime_is_ours(runtime):
     prepare(polled(f'runtime: "{runtime}"'))
+
+
+@pytest.mark.parametrize("runtime", ["", "model.py", "libtriton_mine.so"])
+def test_a_python_based_backend_may_be_named_as_the_runtime_too(runtime):
+    config = prepare(
+        polled(f'runtime: "{runtime}"', backend="mine"), backend=Backend("mine", "/backends/mine/model.py")
+    )
+    assert config.runtime == (runtime or "model.py")
+
+
+def test_another_runtime_is_not_found():
+    with pytest.raises(InvalidArgument, match=r"^unable to find backend library 'other.py' for model 'm'$"):
+        prepare(polled('runtime: "other.py"', backend="mine"), backend=Backend("mine", "/backends/mine/model.py"))
+
+
+def test_a_backend_that_is_not_there_is_named():
+    with pytest.raises(InvalidArgument) as refused:
+        prepare(polled(backend="nosuch"))
+    assert str(refused.value) == (
+        "unable to find backend library for backend 'nosuch', try specifying runtime on the model configuration."
+    )
 
 
 @pytest.mark.parametrize("filename", ["../x.py", "/x.py", "a/../../x.py", ".."])

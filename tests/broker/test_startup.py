@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from broker.backends import Backend
 from broker.events import StubSaid
 from protocol.messages import FAILED, HELLO, READY, VERSION, Failed, Hello, Load, Ready
 
@@ -51,6 +54,24 @@ def test_the_stub_is_told_the_seven_arguments_of_initialize(make_bench):
         "model_version": "1",
         "model_name": "m",
     }
+
+
+def test_a_python_based_backend_runs_the_model_from_its_own_file(make_bench):
+    backend = Backend("mine", "/backends/mine/model.py", settings={"threads": "2"})
+    bench = make_bench(auto_complete=True, backends={"mine": backend})
+    bench.load(backend="mine")
+    for mode in ("auto_complete", "serve"):
+        key = bench.only()
+        bench.hello(key)
+        load = bench.inbox[key][0]
+        assert (load.mode, load.model_file, load.version_directory) == (mode, backend.model_file, "/repo/m/1")
+        assert json.loads(load.args["model_config"])["parameters"] == {"threads": {"string_value": "2"}}
+        bench.loaded(key)
+        if mode == "auto_complete":
+            bench.die(key, 0)
+    shown = json.loads(bench.core.registry.signature("m", 1).config_json)
+    assert shown["runtime"] == "model.py"
+    assert shown["parameters"] == {}
 
 
 def test_a_failing_initialize_makes_the_model_unavailable_with_its_reason(make_bench):
