@@ -16,11 +16,11 @@ from gateway.calls import InferCall, OutputTensor, Reply, Sink
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
-from gateway.validation import Checker, client_shape
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
+from protocol.validation import Checker, client_shape
 from shm.arena import ALIGNMENT
 from shm.errors import BadHandle, BadSegment, ShmFull
 

@@ -16,10 +16,10 @@ import msgspec
 
 from gateway import http_json, http_tensors
 from gateway.http_json import MISSING, JsonError, Members
-from gateway.validation import byte_size, element_count
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument, NotFound
 from protocol.messages import Parameters
+from protocol.validation import byte_size, element_count
 
 T = TypeVar("T")
 
@@ -222,10 +222,10 @@ def _take_parameters(header: InferHeader, items: Iterable[tuple[str, Any]]) -> N
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         else:
-            header.parameters[http_json.as_string(key)] = _free_parameter(key, value)
+            header.parameters[http_json.as_string(key)] = free_parameter(key, value)
 
 
-def _free_parameter(key: str, value: Any) -> bool | int | float | str:
+def free_parameter(key: str, value: Any) -> bool | int | float | str:
     if isinstance(value, str):
         return http_json.as_string(value)
     if isinstance(value, int) and not isinstance(value, bool):

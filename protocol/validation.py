@@ -1,4 +1,4 @@
-"""Checks of a request against a model's signature, in Triton's order and words; the same for both fronts.
+"""Checks of a request against a model's signature, in Triton's order and words: a client's, and another model's.
 
 Inputs are looked at last to first, as Triton's hash map does for up to a handful of them: where several are at
 fault, the same one is named.
@@ -6,19 +6,19 @@ fault, the same one is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from math import prod
 from struct import Struct
-from typing import NamedTuple, NoReturn
+from typing import Callable, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Sized, Tuple
 
-from gateway.calls import InputTensor
-from protocol.datatypes import ITEMSIZE
-from protocol.errors import InvalidArgument
-from protocol.signature import Signature, TensorSpec
+from .datatypes import ITEMSIZE
+from .errors import InvalidArgument
+from .signature import Signature, TensorSpec
 
-Shape = tuple[int, ...]
+Shape = Tuple[int, ...]
 Fail = Callable[[str], NoReturn]
+# Name, datatype, shape, bytes in binary form (or any object that has only their length), and what the caller likes.
+CheckedInput = Tuple[str, str, List[int], Sized, object]
 
 INT64_MAX = (1 << 63) - 1
 _LENGTH = Struct("<I")
@@ -60,10 +60,10 @@ class _Expected(NamedTuple):
     """An input's specification, ready for comparison."""
 
     datatype: str
-    dims: list[int]
+    dims: List[int]
     itemsize: int  # 0 for BYTES
     fixed_nbytes: int  # of one batch entry; -1 with variable dims or BYTES
-    shape: Shape | None  # for the model, where it needs no thought: fixed dims, no batching, no reshape
+    shape: Optional[Shape]  # for the model, where it needs no thought: fixed dims, no batching, no reshape
     spec: TensorSpec
 
 
@@ -85,7 +85,7 @@ class Checker:
         nbytes = prod(spec.dims) * itemsize if fixed else -1
         return _Expected(spec.datatype, list(spec.dims), itemsize, nbytes, spec.dims if plain else None, spec)
 
-    def check(self, request_id: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> list[Shape]:
+    def check(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
         """The shapes for the model, one per input: batch dimension included, reshape applied. Raises
         InvalidArgument."""
         if len(inputs) == len(self._inputs) and self._outputs.issuperset(outputs):
@@ -94,7 +94,7 @@ class Checker:
                 return shapes
         return self._check_all(request_id or "<id_unknown>", inputs, outputs)
 
-    def _check_common(self, inputs: Sequence[InputTensor]) -> list[Shape] | None:
+    def _check_common(self, inputs: Sequence[CheckedInput]) -> list[Shape] | None:
         """The shapes if all dimensions are as configured, else None: for the full checks to look at."""
         expected = self._inputs
         shapes: list[Shape] = []
@@ -117,7 +117,7 @@ class Checker:
             shapes.append((batch_size, *(known.dims if known.spec.reshape is None else known.spec.reshape)))
         return shapes
 
-    def _check_all(self, request_id: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> list[Shape]:
+    def _check_all(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
         def fail(text: str) -> NoReturn:
             raise InvalidArgument(f"[request id: {request_id}] {text}")
 
@@ -127,7 +127,7 @@ class Checker:
         shapes.reverse()
         return shapes
 
-    def _check_names(self, inputs: Sequence[InputTensor], outputs: Sequence[str], fail: Fail) -> None:
+    def _check_names(self, inputs: Sequence[CheckedInput], outputs: Sequence[str], fail: Fail) -> None:
         model = self.signature.model
         names: dict[str, None] = {}  # an ordered set
         for item in inputs:
@@ -152,7 +152,7 @@ class Checker:
             if name not in self._inputs:
                 raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}'")
 
-    def _check_batch(self, inputs: Sequence[InputTensor], fail: Fail) -> int:
+    def _check_batch(self, inputs: Sequence[CheckedInput], fail: Fail) -> int:
         """The request's batch size, the first dimension of every input."""
         model = self.signature.model
         batch_size: int | None = None
@@ -167,7 +167,7 @@ class Checker:
             fail(f"inference request batch-size must be <= {self._max_batch_size} for '{model}'")
         return batch_size or 0
 
-    def _check_input(self, item: InputTensor, batch_size: int | None, fail: Fail) -> Shape:
+    def _check_input(self, item: CheckedInput, batch_size: int | None, fail: Fail) -> Shape:
         name, datatype, shape, data, _ = item
         expected = self._inputs[name]
         model = self.signature.model
@@ -180,7 +180,8 @@ class Checker:
             self._check_shape(name, shape, entry, expected, fail)
         count = prod(entry) * (batch_size or 1)  # no batch of zero: Triton counts it as one
         if expected.itemsize == 0:
-            self._check_strings(name, data, count, fail)
+            if isinstance(data, (bytes, memoryview)):
+                self._check_strings(name, data, count, fail)
         elif len(data) != count * expected.itemsize:
             fail(
                 f"input byte size mismatch for input '{name}' for model '{model}'. "
@@ -200,7 +201,7 @@ class Checker:
                     f"All input dimensions should be specified for input '{name}' for model '{model}', got "
                     f"{shape_text(shape)}"
                 )
-            if all(dim in (-1, given) for dim, given in zip(expected.dims, entry, strict=True)):
+            if all(dim in (-1, given) for dim, given in zip(expected.dims, entry)):
                 return
         batching = self._max_batch_size > 0
         wanted = shape_text(chain((-1,), expected.dims) if batching else expected.dims)
@@ -242,7 +243,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _reshaped(target: Shape, dims: list[int], given: list[int]) -> list[int]:
     """The target with its wildcards taken over from the given dims, left to right."""
-    variable = iter([size for dim, size in zip(dims, given, strict=False) if dim == -1])
+    variable = iter([size for dim, size in zip(dims, given) if dim == -1])
     return [next(variable) if dim == -1 else dim for dim in target]
 
 
@@ -250,10 +251,6 @@ def client_shape(spec: TensorSpec, batching: bool, shape: Shape) -> Shape:
     """An output's shape as the client sees it: the reshape undone. One that is not as configured stays as it is."""
     reshape = spec.reshape
     lead, rest = (shape[:1], shape[1:]) if batching else ((), shape)
-    if (
-        reshape is None
-        or len(rest) != len(reshape)
-        or any(want not in (-1, got) for want, got in zip(reshape, rest, strict=True))
-    ):
+    if reshape is None or len(rest) != len(reshape) or any(want not in (-1, got) for want, got in zip(reshape, rest)):
         return shape
     return (*lead, *_reshaped(spec.dims, list(reshape), list(rest)))

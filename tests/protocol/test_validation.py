@@ -5,9 +5,9 @@ import struct
 import pytest
 
 from gateway.calls import InputTensor
-from gateway.validation import Checker, byte_size, element_count
 from protocol.errors import InvalidArgument
 from protocol.signature import Signature, TensorSpec
+from protocol.validation import Checker, byte_size, element_count
 
 
 def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> Signature:
