@@ -1,7 +1,8 @@
 """The user's model file: finding it, importing it, making and initialising its ``TritonPythonModel``.
 
-The file is imported as ``<version>.<stem>`` with its version folder as the package, so it can import its neighbours
-relatively and absolutely. On sys.path the user's folders come after the standard library and before site-packages.
+A model's own file is imported as ``<version>.<stem>`` with its version folder as the package, so it can import its
+neighbours relatively and absolutely; that of a Python-based backend, which lies elsewhere, as plain ``<stem>``. On
+sys.path the user's folders come after the standard library and before site-packages.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from typing import Any, Dict
 from . import logger
 from .exception_text import exception_text
 from .model_config import ModelConfig
+from .shared import errors
 from .triton_error import TritonModelException
 
 _model_dir = ""  # of the one model of this process
 
 
 class LoadError(Exception):
-    """Loading failed; ``str(error)`` is the text for the client (``Failed.text``), its kind is INTERNAL."""
+    """Loading failed; ``str(error)`` is the text for the client (``Failed.text``)."""
+
+    def __init__(self, text: str, kind: errors.ErrorKind = errors.ErrorKind.INTERNAL) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class UserModel:
@@ -34,10 +40,10 @@ class UserModel:
         self.args = args
 
     @classmethod
-    def load(cls, model_file: str, args: Dict[str, str]) -> UserModel:
+    def load(cls, model_file: str, args: Dict[str, str], version_dir: str = "") -> UserModel:
         """Imports the file, instantiates the class, calls ``initialize(args)``. Raises LoadError."""
         try:
-            instance = _import(model_file).TritonPythonModel()
+            instance = _import(model_file, version_dir).TritonPythonModel()
             if hasattr(instance, "initialize"):
                 instance.initialize(dict(args))
         except LoadError:
@@ -47,13 +53,13 @@ class UserModel:
         return cls(instance, model_file, args)
 
 
-def auto_complete(model_file: str, args: Dict[str, str]) -> str:
+def auto_complete(model_file: str, args: Dict[str, str], version_dir: str = "") -> str:
     """Imports the file and returns the configuration (JSON) as its ``auto_complete_config`` left it.
 
     ``args["model_config"]`` unchanged where the model has none. Raises LoadError.
     """
     try:
-        model_class = _import(model_file).TritonPythonModel
+        model_class = _import(model_file, version_dir).TritonPythonModel
         if not hasattr(model_class, "auto_complete_config"):
             return args["model_config"]
         completed = model_class.auto_complete_config(ModelConfig(args["model_config"]))
@@ -70,26 +76,30 @@ def auto_complete(model_file: str, args: Dict[str, str]) -> str:
 
 
 def get_model_dir() -> str:
-    """``pb_utils.get_model_dir``: the folder of the model file."""
+    """``pb_utils.get_model_dir``: the folder of the model file; the model's version folder if a backend runs it."""
     if not _model_dir:
         raise TritonModelException("No model has been loaded.")
     return _model_dir
 
 
-def _import(model_file: str) -> ModuleType:
+def _import(model_file: str, version_dir: str) -> ModuleType:
+    """``version_dir`` is the model's; "" is the file's folder."""
     global _model_dir
     path = os.path.abspath(model_file)
     if not os.path.isfile(path):
         raise LoadError("Failed to preinitialize Python stub: Python model file not found in '{}'".format(model_file))
-    version_dir, file_name = os.path.split(path)
-    _model_dir = version_dir
-    sys.argv = [""]  # unittest.main() in a model reads it
-    _put_on_path(version_dir, os.path.dirname(version_dir))
-    _warn_of_stray_copy(version_dir)
-    package = _import_package(version_dir)
+    folder, file_name = os.path.split(path)
     stem = os.path.splitext(file_name)[0]
-    name = "{}.{}".format(package.__name__, stem)
-    module = _run(_file_spec(name, path))
+    sys.argv = [""]  # unittest.main() in a model reads it
+    _warn_of_stray_copy(folder)
+    if version_dir and not path.startswith(os.path.join(os.path.abspath(version_dir), "")):
+        _model_dir = os.path.abspath(version_dir)
+        _put_on_path(folder)
+        return _run(_file_spec(stem, path))
+    _model_dir = folder
+    _put_on_path(folder, os.path.dirname(folder))
+    package = _import_package(folder)
+    module = _run(_file_spec("{}.{}".format(package.__name__, stem), path))
     setattr(package, stem, module)
     return module
 
@@ -97,14 +107,13 @@ def _import(model_file: str) -> ModuleType:
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def _put_on_path(version_dir: str, model_dir: str) -> None:
+def _put_on_path(*folders: str) -> None:
     """Not kept: the folders of our source tree, which an editable install puts behind site-packages."""
-    folders = [version_dir, model_dir]
     ours = [_ROOT, os.path.join(_ROOT, "stub", "api")]
     others = [entry for entry in sys.path if entry not in folders]
     packages = [os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages") for entry in others]
     at = packages.index(True) if True in packages else len(others)
-    sys.path[:] = others[:at] + folders + [entry for entry in others[at:] if entry not in ours]
+    sys.path[:] = others[:at] + [*folders] + [entry for entry in others[at:] if entry not in ours]
 
 
 def _warn_of_stray_copy(version_dir: str) -> None:

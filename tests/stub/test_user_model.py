@@ -111,6 +111,37 @@ def test_get_model_dir_is_the_files_folder(version_dir: Path) -> None:
     assert pb_utils.get_model_dir() == str(version_dir)
 
 
+@pytest.fixture
+def backend(version_dir: Path) -> Path:
+    folder = version_dir.parents[1] / "backends" / "mine"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_python_based_backend_is_a_plain_module(version_dir: Path, backend: Path) -> None:
+    (backend / "beside.py").write_text("V = 7\n")
+    source = "import beside\nclass TritonPythonModel:\n    names = __name__, __package__, __file__, beside.V\n"
+    (backend / "model.py").write_text(source)
+    model = UserModel.load(str(backend / "model.py"), ARGS, str(version_dir))
+    assert model.instance.names == ("model", "", str(backend / "model.py"), 7)
+    assert importlib.import_module("model") is sys.modules[type(model.instance).__module__]
+    assert str(backend) in sys.path
+    assert not {str(version_dir), str(version_dir.parent)} & {*sys.path}
+
+
+def test_get_model_dir_of_a_python_based_backend_is_the_models(version_dir: Path, backend: Path) -> None:
+    (backend / "model.py").write_text(EMPTY)
+    auto_complete(str(backend / "model.py"), ARGS, str(version_dir))
+    assert pb_utils.get_model_dir() == str(version_dir)
+
+
+def test_a_file_below_the_version_folder_is_the_models_own(version_dir: Path) -> None:
+    (version_dir / "own").mkdir()
+    (version_dir / "own" / "mine.py").write_text("names = __name__\n" + EMPTY)
+    model = UserModel.load(str(version_dir / "own" / "mine.py"), ARGS, str(version_dir))
+    assert type(model.instance).__module__ == "own.mine"
+
+
 def test_a_missing_file_is_named(version_dir: Path) -> None:
     path = str(version_dir / "model.py")
     with pytest.raises(LoadError) as caught:
