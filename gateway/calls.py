@@ -81,6 +81,13 @@ class Reply:
         self._origin = origin
         self._lease = lease
 
+    @property
+    def flag_only(self) -> bool:
+        """No response: only the news that a decoupled model's last one has been sent before."""
+        return (
+            self.final and self.signature.decoupled and not self.outputs and not self.parameters and self.error is None
+        )
+
     def release(self) -> None:
         lease = self._lease
         if lease:

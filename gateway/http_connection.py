@@ -1,7 +1,8 @@
 """One HTTP/1 connection: requests are served one at a time, in order; replies go out at once.
 
 Small replies are copied into one write. The outputs of a large one are sent from the stub's segment, and
-``Reply.release`` waits until the transport has let go of them. A client that leaves cancels its request.
+``Reply.release`` waits until the transport has let go of them. Of a stream each response goes out as it is made; one
+whose predecessor the client has yet to take waits in the stub's segment. A client that leaves cancels its request.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import cast
 from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.http_compression import UnsupportedEncoding, choose_encoding, deflate, inflate, is_compressed
+from gateway.http_generate import Generated, read_generate
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply
 from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader, header_size
 from gateway.http_routes import (
+    GENERATE,
+    GENERATE_STREAM,
     INFER,
     NO_ROUTE,
     WRONG_METHOD,
@@ -43,6 +47,7 @@ _STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\nContent-Type: " % (status, reason) 
 _BINARY_HEAD = _STATUS_LINES[200] + b"application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
 _JSON_HEAD = _STATUS_LINES[200] + b"application/json\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CHUNKED, _LAST_CHUNK = b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._failure: BadRequest | None = None  # what came after those in _queue
         self._request: HttpRequest | None = None
         self._header: InferHeader | None = None
+        self._generated: Generated | None = None  # the answer to a request of generate or generate_stream
         self._call = 0  # id of the running inference
         self._surplus = 0  # responses before the final one
         self._blocked = False  # the transport holds bytes that the client has not taken
@@ -106,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._blocked = False
         self._release_held()
+        self._send_generated()
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._call:
             self._dataplane.cancel(self._call)
             self._call = 0
+        if self._generated is not None:
+            self._generated.close()
         self._release_held()
         self._reader.close()
         while self._queue:
@@ -186,6 +195,8 @@ class Connection(asyncio.BufferedProtocol):
             self._respond(error_response(request.refusal))
         elif route.endpoint == INFER:
             self._infer(request, route)
+        elif route.endpoint in (GENERATE, GENERATE_STREAM):
+            self._generate(request, route)
         else:
             self._respond(self._endpoints.answer(route, bytes(request.body)))
 
@@ -195,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
         call = None
         try:
             try:
-                signature = self._signature(route)
+                signature = self._single_response_signature(route)
                 call, self._header = read_request(self._body(request), signature, self._endpoints.max_input_size)
             except ServingError:
                 self._free(request)
@@ -210,14 +221,17 @@ class Connection(asyncio.BufferedProtocol):
     def _signature(self, route: Route) -> Signature:
         if self._endpoints.exiting:
             raise Unavailable(STOPPING)
-        signature = self._endpoints.signature(route)
+        return self._endpoints.signature(route)
+
+    def _single_response_signature(self, route: Route) -> Signature:
+        signature = self._signature(route)
         if signature.decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         return signature
 
     def _refusal(self, route: Route) -> ServingError | None:
         try:
-            self._signature(route)
+            self._single_response_signature(route)
         except ServingError as error:
             return error
         return None
@@ -262,6 +276,60 @@ class Connection(asyncio.BufferedProtocol):
                 head += b"Content-Encoding: %b\r\n" % encoding.encode()
         self._send(head, buffers, nbytes, reply)
 
+    # --- generate and generate_stream ---------------------------------------------------------------------------
+
+    def _generate(self, request: HttpRequest, route: Route) -> None:
+        call = None
+        try:
+            encoding = request.headers.get(b"content-encoding", b"identity")
+            signature = self._signature(route)
+            call = read_generate(encoding, bytes(request.body), signature, self._endpoints.max_input_size)
+            self._call = self._dataplane.infer(call, self._on_generated)
+            self._generated = Generated(streaming=route.endpoint == GENERATE_STREAM)
+        except ServingError as error:
+            self._dataplane.refused(route.model, call.request_id if call is not None else "", error)
+            self._respond(error_response(error))
+
+    def _on_generated(self, reply: Reply) -> None:
+        if reply.final:
+            self._call = 0
+        if self._generated is None or self._transport.is_closing():
+            reply.release()
+            return
+        self._generated.add(reply)
+        self._send_generated()
+
+    def _send_generated(self) -> None:
+        """As much of the answer as is there and the client takes."""
+        answer = self._generated
+        while answer is not None and answer.waiting and not self._blocked:
+            begun = answer.begun
+            piece = answer.next()
+            if answer.begun:
+                self._write_piece(answer, piece, first=not begun)
+            if answer.ended:
+                answer = self._generated = None
+                self._end_generated()
+
+    def _write_piece(self, answer: Generated, piece: bytes, first: bool) -> None:
+        assert self._request is not None
+        chunked = not self._request.http_1_0
+        if chunked:
+            piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (_LAST_CHUNK if answer.ended else b"")
+        if first:
+            head = _STATUS_LINES[answer.status] + answer.content_type + b"\r\n"
+            head += _CHUNKED if chunked else b""
+            piece = self._ended_head(head, self._request, chunked and self._goes_on(self._request)) + piece
+        self._transport.write(piece)
+
+    def _end_generated(self) -> None:
+        request, self._request = self._request, None
+        assert request is not None
+        if request.http_1_0 or not self._goes_on(request):
+            self._transport.close()
+        else:
+            self._advance()
+
     # --- replies ------------------------------------------------------------------------------------------------
 
     def _respond(self, response: HttpResponse) -> None:
@@ -274,12 +342,8 @@ class Connection(asyncio.BufferedProtocol):
         """Answer the request being served; the next one may follow."""
         request, self._request, self._header = self._request, None, None
         assert request is not None
-        goes_on = request.keep_alive and not self._endpoints.exiting
-        if not goes_on or request.http_1_0:
-            head += b"Connection: keep-alive\r\n" if goes_on else b"Connection: close\r\n"
-            if request.http_1_0:
-                head = head.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
-        head += b"Content-Length: %d\r\n\r\n" % nbytes
+        goes_on = self._goes_on(request)
+        head = self._ended_head(head + b"Content-Length: %d\r\n" % nbytes, request, goes_on)
         if nbytes < LARGE_NBYTES:
             self._transport.write(b"".join((head, *buffers)))
             if reply is not None:
@@ -293,6 +357,18 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
         else:
             self._advance()
+
+    def _goes_on(self, request: HttpRequest) -> bool:
+        """Whether another one may follow on this connection."""
+        return request.keep_alive and not self._endpoints.exiting
+
+    @staticmethod
+    def _ended_head(head: bytes, request: HttpRequest, goes_on: bool) -> bytes:
+        if request.http_1_0:
+            head = head.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        if not goes_on:
+            return head + b"Connection: close\r\n\r\n"
+        return head + (b"Connection: keep-alive\r\n\r\n" if request.http_1_0 else b"\r\n")
 
     def _release_held(self) -> None:
         if self._held is not None:

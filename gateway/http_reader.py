@@ -193,7 +193,8 @@ class RequestReader:
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
-        if self._chunks == 1 and b"inference-header-content-length" in self._headers:
+        infers = self._route is not None and self._route.endpoint == INFER
+        if self._chunks == 1 and infers and b"inference-header-content-length" in self._headers:
             self._limit = 1 << 62  # tensors behind the header are not limited
 
     def on_body(self, data: bytes) -> None:

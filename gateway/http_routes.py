@@ -1,4 +1,5 @@
-"""The routes of the HTTP front and all endpoints but infer: path to Route, Route and body to HttpResponse."""
+"""The routes of the HTTP front and all endpoints but those of inference: path to Route, Route and body to
+HttpResponse."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from protocol.signature import IndexEntry, Signature
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 
 T = TypeVar("T")
-INFER = "infer"
+INFER, GENERATE, GENERATE_STREAM = "infer", "generate", "generate_stream"
 
 
 class Route(NamedTuple):
-    endpoint: str  # a method of Endpoints, or INFER
+    endpoint: str  # a method of Endpoints, or one of inference
     method: bytes
     model: str = ""  # as it stands in the path
     version: str = ""
@@ -45,6 +46,8 @@ _TABLE = [
     ("ready", b"GET", r"/v2/health/ready"),
     ("statistics", b"GET", r"/v2/models/stats"),
     (INFER, b"POST", _MODEL + r"/infer"),
+    (GENERATE, b"POST", _MODEL + r"/generate"),
+    (GENERATE_STREAM, b"POST", _MODEL + r"/generate_stream"),
     ("model_ready", b"GET", _MODEL + r"/ready"),
     ("model_config", b"GET", _MODEL + r"/config"),
     ("statistics", b"GET", _MODEL + r"/stats"),

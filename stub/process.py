@@ -134,12 +134,13 @@ def _reseed() -> None:
 def _load(channel: Channel, load: messages.Load) -> int:
     try:
         if load.mode == "auto_complete":
-            channel.send(messages.Configured(messages.CONFIGURED, auto_complete(load.model_file, load.args)))
+            config = auto_complete(load.model_file, load.args, load.version_directory)
+            channel.send(messages.Configured(messages.CONFIGURED, config))
             return EXIT_OK
         if load.mode == "serve":
             return _serve(channel, load)
     except LoadError as error:
-        channel.send(messages.Failed(messages.FAILED, errors.ErrorKind.INTERNAL, str(error)))
+        channel.send(messages.Failed(messages.FAILED, error.kind, str(error)))
         return EXIT_FAILED_TO_LOAD
     raise errors.ProtocolError("Load of unknown mode {}".format(load.mode))
 
@@ -153,7 +154,7 @@ def _serve(channel: Channel, load: messages.Load) -> int:
     outputs = Outputs(own if status else None)
     log = _logger(channel)
     logger.set_sink(log)
-    model = UserModel.load(load.model_file, load.args)
+    model = UserModel.load(load.model_file, load.args, load.version_directory)
     session = Session(model, load.args["model_instance_name"], outputs, log, time.monotonic_ns)
     channel.send(messages.Ready(messages.READY, nonce, status.name if status else ""))
     Loop(channel, session, outputs, reader, status).run()
