@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+import stub
+from broker import backends
 from broker.core import Core
 from broker.events import ModelSaid, StopServing
+from broker.model_config import PYTHON_BACKEND
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
@@ -44,6 +47,7 @@ log = structlog.get_logger()
 
 _NONCE_BYTES = 32
 _HOUSEKEEPING_S = 1.0
+_BACKENDS = os.path.join(os.path.dirname(stub.__file__), "backends")  # those that come with us
 
 
 class CannotListen(Exception):
@@ -65,6 +69,7 @@ class Server:
         self._grpc: GrpcEngine | None = None
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: asyncio.Task[None] | None = None
+        self._backends = backends.scan((settings.backend_directory, _BACKENDS), settings.backend_values)
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit)
         broker_settings = BrokerSettings(
@@ -73,6 +78,7 @@ class Server:
             auto_complete=not settings.disable_auto_complete_config,
             strict_readiness=settings.strict_readiness,
             load_concurrency=settings.model_load_thread_count,
+            backends=self._backends,
         )
         self.broker = BrokerServer(
             self._core(broker_settings), broker_settings, self._reader, self._launcher.spawn, self._launcher.kill, _said
@@ -112,7 +118,7 @@ class Server:
         await fronts
         index = self.broker.core.registry.index(ready=False)
         log_table(repository_agents_table())
-        log_table(backends_table({"python": ""}, settings))
+        log_table(backends_table(self._backends_in_use(), settings))
         log_table(models_table(index))
         log_table(options_table(settings, SERVER_VERSION, EXTENSIONS))
         if settings.exit_on_error and not self.broker.core.registry.all_loaded():
@@ -122,6 +128,12 @@ class Server:
         dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
+
+    def _backends_in_use(self) -> dict[str, str]:
+        """With the file that runs the models of each; Python models have files of their own."""
+        used = {version.config.backend for version in self.broker.core.registry}
+        ours = {name: backend.model_file for name, backend in self._backends.items() if name in used}
+        return {PYTHON_BACKEND: "", **ours}
 
     async def _start_fronts(self, dataplane: DataPlane) -> None:
         """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
