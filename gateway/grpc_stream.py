@@ -2,7 +2,7 @@
 
 Responses of non-decoupled models leave in the order of their requests on this stream; those of decoupled models leave
 at once. Errors travel in-band with the request's id and leave the stream open, unless the client asked for
-``triton_grpc_error``: then the first error of an inference ends the stream with its status.
+``triton_grpc_error``: then the first error of an inference ends the stream with its status, after what is ready.
 
 Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel`` and iterates over the messages to send.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
@@ -98,6 +98,8 @@ class InferStream(AsyncIterator[bytes]):
         """The client is gone: cancel what runs, drop what is queued. Harmless once the stream has ended."""
         self._half_closed = True
         self._abandon()
+        _release(entry for _, entry in self._ready)
+        self._ready.clear()
         self._wake()
 
     def close(self, error: ServingError) -> None:
@@ -129,7 +131,7 @@ class InferStream(AsyncIterator[bytes]):
             reply.release()
             self._abandon()
             self.close(reply.error)
-        elif slot.decoupled and reply.final and not slot.empty_final and not reply.outputs and reply.error is None:
+        elif reply.flag_only and not slot.empty_final:
             reply.release()
             self._wake()  # it may have been what the end of the stream waited for
         else:
@@ -155,17 +157,14 @@ class InferStream(AsyncIterator[bytes]):
             turns.popleft()
 
     def _abandon(self) -> None:
+        """Cancel what runs, and what has answered before its turn."""
         for id in self._running:
             self._plane.cancel(id)
             self._in_flight.finished()
         self._running.clear()
         for slot in self._turns:
-            self._ready.extend((slot, entry) for entry in slot.held)
+            _release(slot.held)
         self._turns.clear()
-        for _, entry in self._ready:
-            if isinstance(entry, Reply):
-                entry.release()
-        self._ready.clear()
 
     # --- to the client --------------------------------------------------------------------------------------------
 
@@ -191,13 +190,18 @@ class InferStream(AsyncIterator[bytes]):
             self._waiter.set_result(None)
 
 
+def _release(entries: Iterable[Reply | bytes]) -> None:
+    for entry in entries:
+        if isinstance(entry, Reply):
+            entry.release()
+
+
 def _encode(slot: _Slot, reply: Reply) -> bytes:
     """A ModelStreamInferResponse. A decoupled model's final without outputs echoes the version as it was asked."""
     error = reply.error
     if error is None:
         signature = reply.signature
-        empty = slot.decoupled and reply.final and not reply.outputs
-        version = slot.version if empty else str(signature.version)
+        version = slot.version if reply.flag_only else str(signature.version)
         parameters = {**reply.parameters, FINAL_RESPONSE: reply.final}
         try:
             pieces = encode_response(signature.model, version, reply.request_id, parameters, reply.outputs)
