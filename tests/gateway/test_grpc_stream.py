@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import numpy
+import pytest
 import tritonclient.grpc as client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,6 +261,41 @@ def test_with_triton_grpc_error_a_model_s_error_ends_the_stream(serve: Serve) ->
             other.echo()
 
     serve(talk)
+
+
+def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path: Any) -> None:
+    bus = FakeBus(str(tmp_path))
+    bus.add(signature("decoupled", decoupled=True))
+    stream = GrpcService(bus.plane).stream((("triton_grpc_error", "true"),))
+    stream.feed(infer_request("decoupled", id="a").SerializeToString())
+    [entry] = bus.submitted
+    entry.echo(final=False)
+    entry.answer(error=InternalError("it broke"))
+
+    async def talk() -> None:
+        first = service_pb2.ModelStreamInferResponse.FromString(await stream.__anext__())
+        assert first.infer_response.id == "a" and not first.error_message
+        with pytest.raises(InternalError, match="it broke"):
+            await stream.__anext__()
+
+    asyncio.run(talk())
+    assert not bus.leases
+    bus.close()
+
+
+def test_a_final_response_without_outputs_may_carry_parameters(tmp_path: Any) -> None:
+    bus = FakeBus(str(tmp_path))
+    bus.add(signature("decoupled", decoupled=True))
+    stream = GrpcService(bus.plane).stream(())
+    stream.feed(infer_request("decoupled", id="a").SerializeToString())
+    bus.submitted[0].answer(parameters={"tokens": 7})
+
+    async def talk() -> None:
+        last = service_pb2.ModelStreamInferResponse.FromString(await stream.__anext__()).infer_response
+        assert last.parameters["tokens"].int64_param == 7 and last.parameters["triton_final_response"].bool_param
+
+    asyncio.run(talk())
+    bus.close()
 
 
 def test_a_cancelled_stream_cancels_its_requests(serve: Serve) -> None:

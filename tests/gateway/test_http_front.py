@@ -6,113 +6,22 @@ import asyncio
 import gzip
 import json
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import uvloop
 
 from gateway.http_front import HttpFront
 from protocol.errors import Unavailable, error_of
-from tests.gateway.fake_bus import FakeBus, Submitted, add_models, memory_in_use
+from tests.gateway.fake_bus import FakeBus, Submitted, memory_in_use
+from tests.gateway.http_stand import Run, Stand, post
 
 ONES = struct.pack("<16f", *[1.0] * 16)
 INPUTS = [
     {"name": name, "shape": [16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}
     for name in ("INPUT0", "INPUT1")
 ]
-DEADLINE_S = 20
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    async def reply(self, has_body: bool = True) -> Reply:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-        status, *lines = head.strip().split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        nbytes = int(headers.get("content-length", 0)) if has_body else 0
-        return Reply(int(status.split()[1]), headers, await self.reader.readexactly(nbytes))
-
-    async def ask(self, data: bytes) -> Reply:
-        self.send(data)
-        return await self.reply()
-
-    async def is_closed(self) -> bool:
-        return await self.reader.read() == b""
-
-
-class Stand:
-    """A front over a fake bus, and clients."""
-
-    def __init__(self, bus: FakeBus, front: HttpFront) -> None:
-        self.bus = bus
-        self.front = front
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.front.port)
-        try:
-            yield Client(reader, writer)
-        finally:
-            writer.close()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        while not condition():
-            await asyncio.sleep(0)
-
-
-Run = Callable[[Callable[[Stand], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a test's coroutine beside a front, and looks for memory that it left behind."""
-
-    async def stand(test: Callable[[Stand], Awaitable[None]]) -> None:
-        bus = FakeBus(str(tmp_path))
-        add_models(bus)
-        front = HttpFront(bus.plane, "127.0.0.1", 0)
-        await front.start()
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await test(Stand(bus, front))
-                await front.drain(0)
-            for entry in bus.held:
-                entry.run()
-            assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
-        finally:
-            await front.drain(0)
-            bus.close()
-
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
-    def runner(test: Callable[[Stand], Awaitable[None]]) -> None:
-        with asyncio.Runner(loop_factory=factory) as loop:
-            loop.run(stand(test))
-
-    return runner
-
-
-def post(path: str, body: bytes, headers: str = "", version: str = "1.1") -> bytes:
-    return f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
 def infer(model: str, header: Any, tail: bytes = b"", headers: str = "", version: str = "1.1") -> bytes:
@@ -556,7 +465,7 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(run: Run) ->
             late.send(head)
             busy.send(add_sub())
             await stand.until(lambda: stand.bus.held)
-            drain = asyncio.ensure_future(stand.front.drain(DEADLINE_S))
+            drain = asyncio.ensure_future(stand.front.drain(20))
             assert await idle.is_closed()
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", stand.front.port)
