@@ -84,8 +84,7 @@ def not_served(config: ModelConfig) -> list[str]:
     """What the configuration asks for and does not get yet; the model serves without it."""
     asked = {
         "dynamic_batching": config.scheduler is Scheduler.DYNAMIC,
-        "sequence_batching": config.scheduler is Scheduler.SEQUENCE,
-        "model_transaction_policy { decoupled: true }": config.decoupled,
+        "sequence_batching": config.scheduler is Scheduler.SEQUENCE and not config.iterative,
         "response_cache": config.response_cache,
         "model_warmup": len(config.message.model_warmup) > 0,
     }

@@ -60,20 +60,46 @@ class IllegalTransition(Exception):
     """An event that the state does not know: the peer broke the protocol, or we did."""
 
 
-class Dispatched(NamedTuple):
-    """A batch that an instance holds."""
+class Timing(NamedTuple):
+    """Of the execution that a request was part of."""
 
-    id: int
-    requests: list[Pending]
-    sent_ns: int
+    sent_ns: int  # when it left for the instance, in the clock of ``now``
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+
+class Dispatched:
+    """A batch that an instance holds. ``ended`` are those of its requests that a response sender has answered before
+    ``execute`` returned, and when; they count once their times are known."""
+
+    __slots__ = ("ended", "id", "requests", "sent_ns")
+
+    def __init__(self, id: int, requests: list[Pending], sent_ns: int) -> None:
+        self.id = id
+        self.requests = requests
+        self.sent_ns = sent_ns
+        self.ended: list[tuple[Pending, int]] = []
 
     @property
     def batch_size(self) -> int:
         return sum([pending.batch_size for pending in self.requests])
 
+    def unanswered(self) -> list[Pending]:
+        return [pending for pending in self.requests if not pending.answered]
+
+
+class Open(NamedTuple):
+    """A request whose ``execute`` has returned without a final response."""
+
+    pending: Pending
+    batch: int
+    timing: Timing
+
 
 class Instance:
-    """``outstanding`` is what it holds, in the order sent; only a READY or FINISHING instance holds anything."""
+    """``outstanding`` is what it has still to execute, in the order sent, ``open`` what it has executed and still to
+    answer; only a READY or FINISHING instance holds anything."""
 
     __slots__ = (
         "answered",
@@ -82,6 +108,7 @@ class Instance:
         "hopeless",
         "incarnation",
         "index",
+        "open",
         "outstanding",
         "ready_since",
         "released",
@@ -98,6 +125,7 @@ class Instance:
         self.incarnation = 0
         self.state = InstanceState.STARTING
         self.outstanding: deque[Dispatched] = deque()
+        self.open: dict[int, Open] = {}
         self.retained: dict[int, Pending] = {}  # answered, but the model still looks at the inputs
         self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
         self.shared = False  # it proved that it shares our shared memory
@@ -137,16 +165,26 @@ class Instance:
         self.hopeless = not came_up or delay > settings.patience_ns
 
     def take(self, executed: Executed) -> Dispatched:
-        """The executed batch: the oldest it holds, answered in full. Raises IllegalTransition."""
+        """The executed batch: the oldest it holds. Raises IllegalTransition."""
         if not self.outstanding or self.outstanding[0].id != executed.batch:
             raise IllegalTransition(f"instance {self.spec.name} answered batch {executed.batch} out of order")
-        dispatched = self.outstanding.popleft()
-        answered = [response.request for response in executed.responses]
-        if answered != [pending.request.id for pending in dispatched.requests]:
-            self.outstanding.appendleft(dispatched)
-            raise IllegalTransition(f"instance {self.spec.name} answered batch {executed.batch} with other requests")
         self.answered = True
-        return dispatched
+        return self.outstanding.popleft()
+
+    def held(self, request: int) -> Dispatched | Open:
+        """Where a request is that it has not finally answered. Raises IllegalTransition."""
+        found = self.open.get(request)
+        if found is not None:
+            return found
+        for batch in self.outstanding:
+            if any(pending.request.id == request and not pending.answered for pending in batch.requests):
+                return batch
+        raise IllegalTransition(f"instance {self.spec.name} answered request {request}, which it does not hold")
+
+    def requests_of(self, batch: int) -> tuple[Pending, ...]:
+        """What it holds of a batch; of all for 0 (somebody does not know)."""
+        waiting = [pending for one in self.outstanding if batch in (0, one.id) for pending in one.unanswered()]
+        return (*waiting, *(one.pending for one in self.open.values() if batch in (0, one.batch)))
 
     def observe(self, execute_ns: int) -> None:
         """Moves the estimate up at once and down slowly: a long execution must not be prefetched behind."""
@@ -164,7 +202,7 @@ class Instance:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert not self.outstanding or self.state in (_S.READY, _S.FINISHING), self.state
+        assert not (self.outstanding or self.open) or self.state in (_S.READY, _S.FINISHING), self.state
         ids = [batch.id for batch in self.outstanding]
         assert ids == sorted(set(ids)), ids
         assert self.retry_at or self.state is not _S.BACKOFF

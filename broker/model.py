@@ -11,7 +11,9 @@ from broker.model_config import ModelConfig
 from broker.queue import RequestQueue
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
+from protocol.messages import Request
 from protocol.signature import Signature
+from protocol.validation import Checker
 
 
 class VersionState(Enum):
@@ -50,6 +52,7 @@ class ModelVersion:
     """``signature``, ``recorder`` and instances exist from the time its configuration is complete."""
 
     __slots__ = (
+        "_checker",
         "config",
         "configuring",
         "instances",
@@ -57,6 +60,7 @@ class ModelVersion:
         "queue",
         "reason",
         "recorder",
+        "sequences",
         "signature",
         "source",
         "state",
@@ -73,6 +77,8 @@ class ModelVersion:
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
         self.load_started_ns = now
+        self.sequences = 0  # of iterative requests, so far
+        self._checker: Checker | None = None
 
     @property
     def name(self) -> str:
@@ -81,6 +87,18 @@ class ModelVersion:
     @property
     def version(self) -> int:
         return self.source.version
+
+    @property
+    def checker(self) -> Checker:
+        """The checks of a request; of a READY version."""
+        if self._checker is None:
+            assert self.signature is not None
+            self._checker = Checker(self.signature)
+        return self._checker
+
+    def batch_size(self, request: Request) -> int:
+        """The inferences that a (checked) request counts for."""
+        return request.inputs[0].shape[0] if self.config.max_batch_size > 0 and request.inputs else 1
 
     def healthy(self) -> bool:
         """Every instance has a living, initialised process."""
@@ -91,8 +109,9 @@ class ModelVersion:
         return self.instances[0] if self.instances and all(one.hopeless for one in self.instances) else None
 
     def in_flight(self) -> int:
-        held = sum(len(batch.requests) for instance in self.instances for batch in instance.outstanding)
-        return held + len(self.queue)
+        """Requests that are not answered finally."""
+        held = sum(len(batch.unanswered()) for instance in self.instances for batch in instance.outstanding)
+        return held + sum(len(instance.open) for instance in self.instances) + len(self.queue)
 
     def gone(self) -> bool:
         return self.configuring is None and all(one.state is InstanceState.GONE for one in self.instances)

@@ -79,6 +79,11 @@ class ModelConfig:
     label_files: Mapping[str, str]  # output name to file name, relative to the model directory
 
     @property
+    def iterative(self) -> bool:
+        """Whether its model may ask for a request to be executed again."""
+        return bool(self.message.sequence_batching.iterative_sequence)
+
+    @property
     def instances(self) -> tuple[InstanceSpec, ...]:
         """Of normalised instance groups (config_loading.prepare)."""
         return tuple(spec for group in self.message.instance_group for spec in _instances(group))

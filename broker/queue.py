@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from protocol.messages import Request, Response
 
@@ -19,20 +19,56 @@ class Sink(Protocol):
     def on_inputs_released(self) -> None: ...
 
 
+class Caller(NamedTuple):
+    """The model that made a request; a gateway's request has a Sink instead."""
+
+    key: str  # of the socket that the call came by and its answers go to; "" once the process is dead
+    call: int  # its number there
+    instance: int  # index of the instance
+    shared: bool  # it shares our shared memory
+    waits: bool  # the batch that the call is part of cannot end before it
+    parents: tuple[Pending, ...]  # what it was made for: nobody wants it any more if nobody wants any of these
+
+
 class Pending:
     """A request from its arrival to its one final response."""
 
-    __slots__ = ("arrived_ns", "batch_size", "cancelled", "dispatched", "frames", "request", "requeued", "sink")
+    __slots__ = (
+        "answered",
+        "arrived_ns",
+        "batch_size",
+        "caller",
+        "cancelled",
+        "error",
+        "frames",
+        "holder",
+        "request",
+        "requeued",
+        "sink",
+        "unwanted",
+    )
 
-    def __init__(self, request: Request, frames: Frames, sink: Sink, batch_size: int, arrived_ns: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        frames: Frames,
+        sink: Sink | None,
+        batch_size: int,
+        arrived_ns: int,
+        caller: Caller | None = None,
+    ) -> None:
         self.request = request
         self.frames = frames
-        self.sink = sink
+        self.sink = sink  # None if it has a caller
+        self.caller = caller
         self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch
         self.arrived_ns = arrived_ns
         self.requeued = False  # it was behind a request whose instance died
-        self.cancelled = False
-        self.dispatched = False  # an instance holds it
+        self.cancelled = False  # while it was in the queue
+        self.unwanted = False  # its client has gone while it was with an instance
+        self.holder = 0  # index of the instance that holds it
+        self.error: tuple[int, str] | None = None  # the first among its responses
+        self.answered = False  # finally
 
 
 class RequestQueue:

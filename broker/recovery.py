@@ -1,16 +1,17 @@
 """What becomes of an instance whose process has died, and of the requests that it held.
 
-The request inside execute has failed. The others it held were not being executed: they go back to the head of the
-queue. If nothing was inside, that happens once; a second such death on their way fails them too, or a request that
-kills its reader would come back for ever.
+The request inside execute has failed, and so have those that were open: executed, with responses still to come. The
+others it held were not being executed: they go back to the head of the queue. If nothing was inside, that happens once;
+a second such death on their way fails them too, or a request that kills its reader would come back for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.events import Action, InputsReleased, Say, Spawn, StubDied
-from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
+from broker.calls import released
+from broker.events import Action, Say, Spawn, StubDied
+from broker.instance import Instance, InstanceEvent, InstanceState, Timing, not_healthy
 from broker.model import ModelVersion
 from broker.queue import Pending
 from broker.roster import Roster
@@ -19,22 +20,28 @@ from broker.startup import start_process
 from protocol.errors import ServingError
 
 Fail = Callable[[ModelVersion, Pending, ServingError, int], list[Action]]
+CountEnded = Callable[[ModelVersion, Pending, Timing, int], None]
 
 
 class Recovery:
-    """``fail`` is the core's terminal transition for a request that ends in an error."""
+    """``fail`` is the core's terminal transition for a request that ends in an error; ``count_ended`` is for those
+    that were answered."""
 
-    def __init__(self, settings: BrokerSettings, roster: Roster, fail: Fail) -> None:
+    def __init__(self, settings: BrokerSettings, roster: Roster, fail: Fail, count_ended: CountEnded) -> None:
         self._settings = settings
         self._roster = roster
         self._fail = fail
+        self._count_ended = count_ended
         self._backing_off: dict[Instance, ModelVersion] = {}
 
     def died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
         """The process of an instance of a READY (or stopping) version."""
-        actions: list[Action] = [InputsReleased(pending) for pending in instance.retained.values()]
+        actions: list[Action] = [released(pending) for pending in instance.retained.values()]
         instance.retained.clear()
         instance.released = []
+        for pending, _, _ in instance.open.values():
+            actions += self._fail(version, pending, not_healthy(instance.spec.name), now)
+        instance.open.clear()
         actions += self._give_up_batches(version, instance, event.inside, now)
         expected = instance.state is InstanceState.FINISHING
         instance.on(InstanceEvent.DIED)
@@ -58,7 +65,9 @@ class Recovery:
         actions: list[Action] = []
         spared: list[Pending] = []
         for batch in batches:
-            for pending in batch.requests:
+            for pending, ended_ns in batch.ended:
+                self._count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
+            for pending in batch.unanswered():
                 if batch.id == inside or (pending.requeued and not culprit_known):
                     actions += self._fail(version, pending, not_healthy(instance.spec.name), now)
                 else:
@@ -70,7 +79,7 @@ class Recovery:
     def _requeue(version: ModelVersion, spared: list[Pending]) -> None:
         for pending in spared:
             pending.requeued = True
-            pending.dispatched = False
+            pending.holder = 0
             version.recorder.queued()
         version.queue.push_front(spared)
 

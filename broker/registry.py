@@ -59,6 +59,10 @@ class Registry:
             raise NotFound(f"{_UNKNOWN}'{model}' has no available versions")
         return versions[max(ready)]
 
+    def knows(self, model: str) -> bool:
+        """Whether a load of it was ever tried."""
+        return bool(self._models.get(model))
+
     def signature(self, model: str, version: int) -> Signature:
         signature = self.find(model, version).signature
         assert signature is not None  # READY versions have one

@@ -25,7 +25,8 @@ class Roster:
         self._configuring[key] = version
 
     def serving(self, key: str) -> tuple[ModelVersion, Instance] | None:
-        return self._instances.get(key)
+        """By the routing id of any socket of the process: another one than its first has a suffix after a slash."""
+        return self._instances.get(key) or (self._instances.get(key.partition("/")[0]) if "/" in key else None)
 
     def configuring(self, key: str) -> ModelVersion | None:
         return self._configuring.get(key)

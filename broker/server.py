@@ -38,7 +38,7 @@ from broker.queue import Frames, Sink
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import ProtocolError
-from protocol.messages import Execute, Handle, Request, TensorRef
+from protocol.messages import Answered, Execute, Handle, Request, TensorRef, ToStub
 from shm.errors import BadSegment
 from shm.segment import Segment
 from shm.store import Reader
@@ -81,7 +81,7 @@ class BrokerServer:
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
             Send: self._send,
-            InputsReleased: lambda action: action.pending.sink.on_inputs_released(),
+            InputsReleased: self._inputs_released,
             Spawn: lambda action: spawn(action.key, action.title),
             Kill: lambda action: kill(action.key),
             Watch: self._watch,
@@ -241,14 +241,20 @@ class BrokerServer:
     @staticmethod
     def _answer(action: Answer) -> None:
         pending, response, origin, frames = action
+        assert pending.sink is not None  # the answers to calls are sent to their stubs
         try:
             pending.sink.on_response(response, origin, frames)
         except Exception as fault:  # of one front's one request: those behind it must have their answers
             log.error("an answer was lost", request_id=pending.request.request_id, exc_info=fault)
 
+    @staticmethod
+    def _inputs_released(action: InputsReleased) -> None:
+        assert action.pending.sink is not None
+        action.pending.sink.on_inputs_released()
+
     def _send(self, action: Send) -> None:
         key, message, frames, shared = action
-        if not shared and isinstance(message, Execute):
+        if not shared:
             message, frames = self._inline(message, list(frames))
         header = encode_to_stub(message)
         self._sent = True
@@ -269,7 +275,7 @@ class BrokerServer:
         # Copied: what pyzmq needs to do without may fail for want of descriptors, and half a message would be sent.
         self._socket.send_multipart(list(frames), _NOBLOCK)
 
-    def _inline(self, message: Execute, frames: list[memoryview | bytes]) -> tuple[Execute, Frames]:
+    def _inline(self, message: ToStub, frames: list[memoryview | bytes]) -> tuple[ToStub, Frames]:
         """For a stub that does not share our memory: every tensor by handle becomes a frame."""
 
         def inlined(tensor: TensorRef) -> TensorRef:
@@ -278,13 +284,18 @@ class BrokerServer:
             frames.append(bytes(self._reader.view(*tensor.place)))
             return tensor._replace(place=len(frames) - 1)
 
-        batches = [
-            batch._replace(
-                requests=[request._replace(inputs=list(map(inlined, request.inputs))) for request in batch.requests]
-            )
-            for batch in message.batches
-        ]
-        return message._replace(batches=batches), frames
+        if isinstance(message, Execute):
+            batches = [
+                batch._replace(
+                    requests=[request._replace(inputs=list(map(inlined, request.inputs))) for request in batch.requests]
+                )
+                for batch in message.batches
+            ]
+            message = message._replace(batches=batches)
+        elif isinstance(message, Answered):
+            outputs = list(map(inlined, message.response.outputs))
+            message = message._replace(response=message.response._replace(outputs=outputs))
+        return message, frames
 
     def _watch(self, action: Watch) -> None:
         try:

@@ -24,11 +24,14 @@ from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import BrokerSettings
 from metrics.recorder import Recorder
 from protocol.messages import (
+    CALL,
     CONFIGURED,
     HELLO,
     READY,
     RESULTS,
     VERSION,
+    Batch,
+    Call,
     Configured,
     Execute,
     Executed,
@@ -116,9 +119,12 @@ class Bench:
         versions: tuple[int, ...] = (1,),
         passive: bool = False,
         backend: str = "python",
+        decoupled: bool = False,
         **fields: object,
     ) -> None:
         message = ModelConfigMessage(name=name, backend=backend, **fields)
+        if decoupled:
+            message.model_transaction_policy.decoupled = True
         message.instance_group.add(count=instances, name=name, passive=passive)
         for io in (message.input.add(), message.output.add()):
             io.name, io.data_type, io.dims[:] = "X", 11, [4]
@@ -157,10 +163,10 @@ class Bench:
         return self.last_id
 
     def response(self, request: int) -> Response | None:
-        """The one response to a request, if it has come."""
-        responses = self.sinks[request].responses
-        assert len(responses) <= 1, "answered twice"
-        return responses[0] if responses else None
+        """The one final response to a request, if it has come."""
+        finals = [response for response in self.sinks[request].responses if response.final]
+        assert len(finals) <= 1, "answered twice"
+        return finals[0] if finals else None
 
     def error(self, request: int) -> str:
         response = self.response(request)
@@ -183,7 +189,8 @@ class Bench:
         """A stub executes its next ``count`` batches and says so in one message; a liar adds one it was not sent."""
         batches = [batch for message in self.inbox[key] if isinstance(message, Execute) for batch in message.batches]
         done, left = batches[:count], batches[count:]
-        self.inbox[key] = [Execute("E", left, [])] if left else []
+        others = [message for message in self.inbox[key] if not isinstance(message, Execute)]
+        self.inbox[key] = ([Execute("E", left, [])] if left else []) + others
         executed = [
             Executed(batch.id, 0, execute_ns, 0, False, [Response(r.id, [], **fields) for r in batch.requests])
             for batch in done
@@ -192,6 +199,32 @@ class Bench:
             executed.append(Executed(1 << 40, 0, 0, 0, False, []))
         self.tell(StubSaid(key, Results(RESULTS, executed, []), ()))
         self.turn()
+
+    def executed(self, key: str, *responses: Response, **fields: object) -> None:
+        """A stub says that its next batch was executed, with these responses and no others."""
+        batch = self.take_batch(key)
+        self.results(key, executed=[Executed(batch.id, 1, 2, 3, False, list(responses), **fields)])
+
+    def take_batch(self, key: str) -> Batch:
+        message = next(one for one in self.inbox[key] if isinstance(one, Execute) and one.batches)
+        return message.batches.pop(0)
+
+    def results(self, key: str, executed: list[Executed] = [], **fields: object) -> None:  # noqa: B006
+        self.tell(StubSaid(key, Results(RESULTS, executed, fields.pop("released", []), **fields), ()))
+        self.turn()
+
+    def call(
+        self, key: str, model: str, number: int = 1, batch: int = 0, waits: bool = True, decoupled: bool = False
+    ) -> None:
+        """A stub's model calls another."""
+        tensor = TensorRef("X", "FP32", (4,), Handle("stub", 128, 16))
+        request = Request(0, model, -1, [tensor])
+        self.tell(StubSaid(key, Call(CALL, number, request, batch, waits, decoupled), ()))
+        self.turn()
+
+    def sent(self, key: str, kind: type) -> list:
+        """The messages of that kind that a stub has been sent."""
+        return [message for message in self.inbox[key] if isinstance(message, kind)]
 
     def die(self, key: str, status: int = -9, inside: int | None = 0) -> None:
         del self.alive[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.instance import TABLE, Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState
+from broker.instance import TABLE, Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState, Open, Timing
 from broker.model_config import InstanceSpec
 from broker.queue import Pending
 from broker.settings import BrokerSettings
@@ -81,12 +81,24 @@ def test_batches_are_answered_in_the_order_sent(instance):
         instance.take(executed(2, 2))
 
 
-@pytest.mark.parametrize("requests", [(), (2,), (1, 2)])
-def test_a_batch_is_answered_in_full_or_still_held(instance, requests):
-    hold(instance, 1)
-    with pytest.raises(IllegalTransition, match="answered batch 1 with other requests"):
-        instance.take(executed(1, *requests))
-    assert [batch.id for batch in instance.outstanding] == [1]
+def test_it_knows_what_it_holds_until_that_is_answered_finally(instance):
+    hold(instance, 1, 2)
+    batch = instance.outstanding[0]
+    assert instance.held(1) is batch
+    batch.requests[0].answered = True
+    with pytest.raises(IllegalTransition, match="answered request 1, which it does not hold"):
+        instance.held(1)
+    opened = instance.open[2] = Open(instance.outstanding.pop().requests[0], 2, Timing(0, 0, 0, 0))
+    assert instance.held(2) is opened
+
+
+def test_the_requests_of_a_batch_are_those_not_answered_be_they_executed_or_not(instance):
+    hold(instance, 1, 2, 3)
+    instance.outstanding[0].requests[0].answered = True
+    opened = instance.outstanding.pop().requests[0]
+    instance.open[3] = Open(opened, 3, Timing(0, 0, 0, 0))
+    ids = [[pending.request.id for pending in instance.requests_of(batch)] for batch in (0, 1, 2, 3)]
+    assert ids == [[2, 3], [], [2], [3]]
 
 
 def test_an_instance_of_unknown_speed_holds_one_batch(instance):
