@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from . import gpu
 from .session import PlacedTensor
 from .shared import ALIGNMENT, errors, messages, shm_errors, store
 
@@ -29,7 +30,10 @@ class Outputs:
             return [self._place_inline(tensor) for tensor in tensors], 0
         references = []
         for (name, datatype, shape, data), start in zip(tensors, starts):
-            block.view[start : start + len(data)] = data
+            if isinstance(data, gpu.DeviceArray):
+                data.copy_into(block.view[start : start + len(data)])
+            else:
+                block.view[start : start + len(data)] = data
             place = messages.Handle(block.segment, block.offset + start, len(data))
             references.append(messages.TensorRef(name, datatype, shape, place))
         self._last_lease += 1

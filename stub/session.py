@@ -10,7 +10,7 @@ import os
 from typing import Any, Callable, FrozenSet, List, Optional, Protocol, Tuple, Union
 from weakref import ref
 
-from . import bls
+from . import bls, gpu
 from .exception_text import exception_text, full_traceback, has_cause
 from .lookup import using_decoupled_model_transaction_policy
 from .request import InferenceRequest
@@ -19,13 +19,13 @@ from .response import InferenceResponse
 from .retained import RetainedInputs
 from .sender import MORE_THAN_ONE, Delivery
 from .shared import errors, messages
-from .tensor import Tensor, binary_form
+from .tensor import Tensor, binary_form, on_gpu
 from .tensor import receive as receive_tensor
 from .triton_error import TritonModelException
 from .user_model import UserModel
 
 # name, wire datatype, shape, bytes in KServe's binary form (1-D, format "B", so len() is its nbytes).
-PlacedTensor = Tuple[str, str, Tuple[int, ...], Union[bytes, memoryview]]
+PlacedTensor = Tuple[str, str, Tuple[int, ...], Union[bytes, memoryview, gpu.DeviceArray]]
 View = Callable[[messages.TensorRef], memoryview]
 
 _NO_RESPONSE = "The execute function returned no response for the request and sent none through its response sender."
@@ -57,6 +57,7 @@ class Session:
         self._log = log
         self._clock_ns = clock_ns
         self._decoupled = using_decoupled_model_transaction_policy(config)
+        self._input_gpu = gpu.input_device(model.args, config)
         self._output_names: FrozenSet[str] = frozenset(entry["name"] for entry in config.get("output", []))
         self._retained = RetainedInputs()
         self._pid = os.getpid()
@@ -117,6 +118,8 @@ class Session:
                 living: List[ref[Any]] = []
                 for reference in message.inputs:
                     tensor, root = receive_tensor(reference.name, reference.datatype, reference.shape, view(reference))
+                    if self._input_gpu is not None:
+                        tensor = on_gpu(tensor, self._input_gpu)
                     inputs.append(tensor)
                     if root is not None:
                         living.append(ref(root))

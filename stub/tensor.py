@@ -13,7 +13,7 @@ from typing import Any, List, NoReturn, Optional, Tuple, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from . import dlpack
+from . import dlpack, gpu
 from .arguments import incompatible, text_argument
 from .bytes_tensor import join_elements, object_array, split_elements
 from .numpy_types import DATATYPE, DTYPE
@@ -29,12 +29,12 @@ class Tensor:
     """Immutable but for the elements of its array."""
 
     __module__ = "c_python_backend_utils"
-    # _data: the binary form where it is not the array's own memory (BYTES, BF16), else None.
-    # _array: what as_numpy returns; None for BYTES not decoded yet and for BF16.
+    # _data: the binary form where it is not the array's own memory (BYTES, BF16, on a GPU), else None.
+    # _array: what as_numpy returns; None for BYTES not decoded yet, for BF16 and on a GPU.
     __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
 
     _array: Optional[NDArray[Any]]
-    _data: Union[NDArray[Any], bytes, None]
+    _data: Union[NDArray[Any], gpu.DeviceArray, bytes, None]
     _datatype: str
     _name: str
     _shape: Tuple[int, ...]
@@ -78,7 +78,7 @@ class Tensor:
         return datatypes.BY_NAME[self._datatype].number
 
     def is_cpu(self) -> bool:
-        return True
+        return not isinstance(self._data, gpu.DeviceArray)
 
     def as_numpy(self) -> NDArray[Any]:
         """The same array at each call. A received tensor's is writable and stays valid as long as anybody holds it."""
@@ -88,6 +88,8 @@ class Tensor:
         return array
 
     def _decode(self) -> NDArray[Any]:
+        if isinstance(self._data, gpu.DeviceArray):
+            raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype == "BF16":
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
@@ -103,18 +105,23 @@ class Tensor:
 
     def to_dlpack(self) -> Any:
         """A capsule for one consumer; it keeps this tensor alive."""
-        if self._datatype == "BYTES":
-            raise TritonModelException("DLPack does not have support for string tensors.")
-        bits = _memory(self) if self._data is None else self._data
-        assert isinstance(bits, np.ndarray)
-        return dlpack.export(self, bits, self._shape, self._datatype)
+        return dlpack.export(self, _bits(self), self._shape, self._datatype)
 
-    def __dlpack__(self, stream: Any = None, **_negotiation: Any) -> Any:
-        """``stream`` is ignored: the data is always ready. So is what newer consumers negotiate, as they allow."""
-        return self.to_dlpack()
+    def __dlpack__(
+        self,
+        stream: Any = None,
+        *,
+        max_version: Optional[Tuple[int, int]] = None,
+        dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        """``stream`` is ignored: the data is always ready."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("tensor '{}' is not on DLPack device {}".format(self._name, tuple(dl_device)))
+        return dlpack.export(self, _bits(self), self._shape, self._datatype, max_version, bool(copy))
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        return dlpack.CPU, 0
+        return (dlpack.CUDA, self._data.device) if isinstance(self._data, gpu.DeviceArray) else (dlpack.CPU, 0)
 
     @staticmethod
     def from_dlpack(name: str, tensor: object, /) -> Tensor:
@@ -122,12 +129,15 @@ class Tensor:
         name = _checked_name(name)
         if isinstance(tensor, np.ndarray):
             return _of_numpy(name, tensor)
-        bits, datatype = dlpack.import_(tensor)
+        bits, shape, datatype = dlpack.import_(tensor)
         made = Tensor.__new__(Tensor)
         made._name = name
         made._datatype = datatype
-        made._shape = bits.shape
-        made._array, made._data = (None, bits) if datatype == "BF16" else (bits, None)
+        made._shape = shape
+        if datatype == "BF16" or isinstance(bits, gpu.DeviceArray):
+            made._array, made._data = None, bits
+        else:
+            made._array, made._data = bits, None
         return made
 
     def __reduce__(self) -> NoReturn:
@@ -179,6 +189,15 @@ def receive(
     return tensor, root
 
 
+def on_gpu(tensor: Tensor, device: int) -> Tensor:
+    """The tensor with its elements on a GPU; the leased memory is let go. BYTES stay where they are."""
+    if tensor._datatype != "BYTES":
+        bits = _bits(tensor)
+        assert isinstance(bits, np.ndarray)
+        tensor._data, tensor._array = gpu.upload(bits, device), None
+    return tensor
+
+
 def _memory(tensor: Tensor) -> NDArray[Any]:
     """The array that the tensor aliases.
 
@@ -194,13 +213,22 @@ def _memory(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def binary_form(tensor: Tensor) -> Union[bytes, memoryview]:
+def _bits(tensor: Tensor) -> Union[NDArray[Any], gpu.DeviceArray]:
+    """What a DLPack capsule of the tensor shows. Raises TritonModelException."""
+    if tensor._datatype == "BYTES":
+        raise TritonModelException("DLPack does not have support for string tensors.")
+    data = _memory(tensor) if tensor._data is None else tensor._data
+    assert not isinstance(data, bytes)
+    return data
+
+
+def binary_form(tensor: Tensor) -> Union[bytes, memoryview, gpu.DeviceArray]:
     """The bytes to send, as they are now: 1-D, format "B". A memoryview is of the model's array: copy it soon.
 
     Raises TritonModelException.
     """
     data = tensor._data
-    if isinstance(data, bytes):
+    if isinstance(data, (bytes, gpu.DeviceArray)):
         return data
     array = _memory(tensor) if data is None else data
     if array.nbytes <= _SMALL_NBYTES:

@@ -191,7 +191,7 @@ def test_numpy_stays_in_the_stub_and_in_the_tensor_files_of_the_gateway():
 
 
 SERVER_SIDE = {"protocol/codec.py", "stub/launcher.py"}  # run by the server's interpreter alone
-STUB_NEEDS = {"zmq", "msgpack", "numpy", "setproctitle", "msgspec"}  # the last two are optional
+STUB_NEEDS = {"zmq", "msgpack", "numpy", "setproctitle", "msgspec", "cupy"}  # the last three are optional
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Memory:
         self.placed: List[int] = []  # number of tensors of each response
 
     def put(self, data: bytes) -> int:
-        self.blocks.append(bytearray(data))
+        self.blocks.append(bytearray(bytes(data)))
         return len(self.blocks) - 1
 
     def view(self, tensor: messages.TensorRef) -> memoryview:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, Tuple
 
 import numpy as np
@@ -64,10 +65,59 @@ def test_a_capsule_can_be_consumed_once() -> None:
         pb_utils.Tensor.from_dlpack("C", capsule)
 
 
-def test_a_read_only_array_can_be_exported() -> None:
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_consumer_of_dlpack_1_is_told_whether_it_may_write(writable: bool) -> None:
+    array = np.arange(3, dtype=np.float32)
+    array.flags.writeable = writable
+    tensor = pb_utils.Tensor("A", array)
+    assert np.from_dlpack(tensor).tolist() == [0, 1, 2]
+    capsule = tensor.__dlpack__(max_version=(1, 1))
+    if "dltensor_versioned" in repr(capsule):  # NumPy before 2.1 makes none
+        assert pb_utils.Tensor.from_dlpack("B", capsule).as_numpy().flags.writeable is writable
+
+
+def test_older_consumers_get_a_capsule_of_before_dlpack_1() -> None:
     array = np.arange(3, dtype=np.float32)
     array.flags.writeable = False
-    assert np.from_dlpack(pb_utils.Tensor("A", array)).tolist() == [0, 1, 2]
+    tensor = pb_utils.Tensor("A", array)
+    for capsule in (tensor.to_dlpack(), tensor.__dlpack__(), tensor.__dlpack__(max_version=(0, 8))):
+        assert '"dltensor"' in repr(capsule)
+        assert pb_utils.Tensor.from_dlpack("B", capsule).as_numpy().flags.writeable
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 0)])
+def test_a_copy_is_made_for_whoever_asks_for_one(max_version: Any) -> None:
+    tensor = pb_utils.Tensor("A", np.arange(3, dtype=np.float32))
+    before = sys.getrefcount(tensor)
+    copied = pb_utils.Tensor.from_dlpack("B", tensor.__dlpack__(max_version=max_version, copy=True))
+    assert not np.shares_memory(copied.as_numpy(), tensor.as_numpy())
+    assert (copied.as_numpy().tolist(), sys.getrefcount(tensor)) == ([0, 1, 2], before)
+
+
+def test_the_memory_is_on_the_host_and_nowhere_else() -> None:
+    tensor = pb_utils.Tensor("A", np.arange(3, dtype=np.float32))
+    assert tensor.__dlpack_device__() == (1, 0)
+    tensor.__dlpack__(dl_device=(1, 0), stream=7)
+    with pytest.raises(BufferError, match=r"^tensor 'A' is not on DLPack device \(2, 0\)$"):
+        tensor.__dlpack__(dl_device=(2, 0))
+
+
+def test_the_memory_goes_back_to_its_producer_with_the_last_user() -> None:
+    array = np.arange(3, dtype=np.float32)
+    reference = weakref.ref(array)
+    tensor = pb_utils.Tensor.from_dlpack("A", Producer(array))
+    view = tensor.as_numpy()[1:]
+    del array, tensor
+    assert reference() is not None and view.tolist() == [1, 2]
+    del view
+    assert reference() is None
+
+
+def test_a_refused_capsule_is_not_used_up() -> None:
+    capsule = np.zeros(3, np.complex64).__dlpack__()
+    for _ in range(2):
+        with pytest.raises(pb_utils.TritonModelException, match="Dtype is invalid"):
+            pb_utils.Tensor.from_dlpack("A", capsule)
 
 
 def test_numpy_arrays_and_foreign_objects_are_accepted() -> None:
