@@ -1,17 +1,56 @@
-"""What a stub asks of the broker and waits for: custom metrics, model control, calls to other models.
+"""What a model asks of the broker, from any of its threads and from processes that it forks.
 
-Whoever waits reads the bus itself if nobody else does, so that an answer takes no way round through another thread.
+``ask`` sends one message and waits for its Told: custom metrics, model control. ``call`` sends a request to another
+model, for which there may be several answers. A process that the model forks has a connection of its own, opened by its
+first call; the stub's is never touched there.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+import atexit
+import contextlib
+import itertools
+import os
+import secrets
+import sys
+import threading
+from collections import deque
+from contextvars import ContextVar
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .shared import messages
+from .bus import Bus
+from .channel import Channel, Closed
+from .shared import errors, messages
+
+Frames = Sequence[Union[bytes, memoryview]]
+OnAnswer = Callable[[messages.Answered, List[memoryview]], None]
 
 
 class NotServing(Exception):
-    """There is no broker to ask: no server (a unit test of a model), auto-completion, or after ``finalize``."""
+    """There is no broker to ask: no server (a unit test of a model), auto-completion, or after the stub's end."""
+
+
+class Executing(NamedTuple):
+    """The batch that the running code is part of (Batch.id, 0 if that is not known: a thread of the model), and whether
+    the instance is busy until that code is done. Goes into ``Call.batch`` and ``Call.waits``."""
+
+    batch: int = 0
+    waits: bool = False
+
+
+_ELSEWHERE = Executing()
+executing: ContextVar[Executing] = ContextVar("tensorbus_executing", default=_ELSEWHERE)
+
+
+def serving() -> bool:
+    """Whether calls to other models are legal: from Ready to Finish, in forked processes too."""
+    return _connection.serving
+
+
+def forked() -> bool:
+    """Whether this is a process that the model has forked. Its calls must not use the stub's shared memory: their
+    inputs go inline, and outputs are best copied and ``read`` at once."""
+    return _connection.pid not in (0, os.getpid())
 
 
 def ask(make: Callable[[int], messages.ToBroker]) -> messages.Told:
@@ -19,4 +58,203 @@ def ask(make: Callable[[int], messages.ToBroker]) -> messages.Told:
 
     From any thread of the model, from ``initialize`` on. Raises NotServing.
     """
-    raise NotServing
+    return _calls().ask(make)
+
+
+def call(make: Callable[[int], Tuple[messages.Call, Frames]], on_answer: OnAnswer) -> int:
+    """Sends the Call, with its inline inputs, that ``make`` makes of a fresh number; returns that number.
+
+    ``on_answer`` is called for each Answered and its frames, the final one last, in whichever thread reads the bus: it
+    must not block, nor hold a lock that somebody holds while sending. Raises NotServing.
+    """
+    return _calls().call(make, on_answer)
+
+
+def cancel(number: int) -> None:
+    """Nobody wants the answers to this call; they still come. After the final one it does nothing."""
+    _calls().cancel(number)
+
+
+def on_returned(number: int, callback: Callable[[], None]) -> None:
+    """``callback`` is called, as ``on_answer`` is, when the inputs of this call are in use no more. To be said in its
+    ``on_answer``, if the final response is ``retained``."""
+    _calls().on_returned[number] = callback
+
+
+def wait(done: Callable[[], object], timeout_s: Optional[float] = None) -> bool:
+    """Blocks (without the GIL) until ``done()`` or the time is over; returns which. From any thread.
+
+    ``done`` is asked after each message, in whichever thread reads it: it must be quick. Raises NotServing.
+    """
+    return _calls().wait(done, timeout_s)
+
+
+def read(origin: str, lease: int) -> None:
+    """The outputs of an Answered are in use no more. From any thread, from a finalizer too; told soon."""
+    if _connection.calls is not None:
+        _connection.calls.read(origin, lease)
+
+
+class Calls:
+    """Invariant: a number is in ``_asked`` or ``_on_answer`` from before its message leaves until its last answer."""
+
+    def __init__(self, bus: Bus, flushes: bool = False) -> None:
+        """``flushes``: there is nobody else here to tell what was read."""
+        self.on_returned: Dict[int, Callable[[], None]] = {}
+        self._bus = bus
+        self._flushes = flushes
+        self._numbers = itertools.count(1)
+        self._asked: Dict[int, List[messages.Told]] = {}
+        self._on_answer: Dict[int, OnAnswer] = {}
+        self._read: Deque[Tuple[str, int]] = deque()
+        bus.handlers[messages.Told] = self._told
+        bus.handlers[messages.Answered] = self._answered
+        bus.handlers[messages.Returned] = self._returned
+
+    @property
+    def has_read(self) -> bool:
+        return bool(self._read)
+
+    def take_read(self) -> List[Tuple[str, int]]:
+        """For Results.read: what was read since the last time."""
+        return [self._read.popleft() for _ in range(len(self._read))]
+
+    def ask(self, make: Callable[[int], messages.ToBroker]) -> messages.Told:
+        number = next(self._numbers)
+        told = self._asked[number] = []
+        try:
+            self._send(make(number))
+            self.wait(lambda: told)
+        finally:
+            del self._asked[number]
+        return told[0]
+
+    def call(self, make: Callable[[int], Tuple[messages.Call, Frames]], on_answer: OnAnswer) -> int:
+        number = next(self._numbers)
+        message, frames = make(number)
+        if not _will_wait():
+            self._bus.read_in_background()
+        self._on_answer[number] = on_answer
+        try:
+            self._send(message, frames)
+        except NotServing:
+            del self._on_answer[number]
+            raise
+        return number
+
+    def cancel(self, number: int) -> None:
+        if number in self._on_answer:
+            self._send(messages.CancelCall(messages.CANCEL_CALL, number))
+
+    def wait(self, done: Callable[[], object], timeout_s: Optional[float] = None) -> bool:
+        try:
+            return self._bus.wait(done, timeout_s)
+        except Closed:
+            raise NotServing from None
+        finally:
+            if self._flushes:
+                self.flush()
+
+    def flush(self) -> None:
+        if self._read:
+            self._send(messages.Results(messages.RESULTS, [], [], [], self.take_read()))
+
+    def read(self, origin: str, lease: int) -> None:
+        self._read.append((origin, lease))
+        if len(self._read) == 1:
+            self._bus.nudge()
+
+    def _send(self, message: messages.ToBroker, frames: Frames = ()) -> None:
+        try:
+            self._bus.send(message, frames)
+        except Closed:
+            raise NotServing from None
+
+    def _told(self, told: messages.Told, frames: List[memoryview]) -> None:
+        asked = self._asked.get(told.call)
+        if asked is not None:  # else an exception of a signal handler has ended the waiting
+            asked.append(told)
+
+    def _answered(self, answered: messages.Answered, frames: List[memoryview]) -> None:
+        on_answer = self._on_answer.get(answered.call)
+        if on_answer is None:
+            raise errors.ProtocolError("answer to call {}, which is not open".format(answered.call))
+        if answered.response.final:
+            del self._on_answer[answered.call]
+        on_answer(answered, frames)
+
+    def _returned(self, returned: messages.Returned, frames: List[memoryview]) -> None:
+        for number in returned.calls:
+            callback = self.on_returned.pop(number, None)
+            if callback is not None:
+                callback()
+
+
+def _will_wait() -> bool:
+    """Whether the calling code will wait for its answer by ``wait``, in the main thread. A coroutine will not."""
+    asyncio = sys.modules.get("asyncio")
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and (asyncio is None or asyncio._get_running_loop() is None)
+
+
+class Connection:
+    """This process's way to the broker: the stub's own; in a process that the model forked, one of its own."""
+
+    def __init__(self) -> None:
+        self.calls: Optional[Calls] = None
+        self.serving = False
+        self.pid = 0  # of the stub
+        self._address = self._key = ""
+        self._lock = threading.Lock()
+
+    def begin(self, calls: Calls, address: str, key: str) -> None:
+        """Once, in a stub that is to serve."""
+        self.calls, self._address, self._key = calls, address, key
+        self.pid = os.getpid()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """In a forked process: threads that are not here may have held any lock of the stub's."""
+        self.calls = None
+        self._lock = threading.Lock()
+
+    def of_fork(self) -> Calls:
+        """Raises NotServing."""
+        if not forked():
+            raise NotServing
+        with self._lock:
+            if self.calls is None:
+                key = "{}/{}-{}".format(self._key, os.getpid(), secrets.token_hex(4))
+                channel = Channel(self._address, key)
+                self.calls = Calls(Bus(channel), flushes=True)
+                self._close_at_exit(self.calls, channel)
+            return self.calls
+
+    def _close_at_exit(self, calls: Calls, channel: Channel) -> None:
+        """What was said last must arrive. Processes of multiprocessing have exit handlers of their own."""
+
+        def close() -> None:
+            with contextlib.suppress(NotServing):
+                calls.flush()
+            channel.close()
+
+        atexit.register(close)
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, close, exitpriority=0)
+
+
+_connection = Connection()
+
+
+def _calls() -> Calls:
+    return _connection.calls or _connection.of_fork()
+
+
+def begin(calls: Calls, address: str, key: str) -> None:
+    """By the stub's main program: from now on there is a broker to ask."""
+    _connection.begin(calls, address, key)
+
+
+def set_serving(serving: bool) -> None:
+    _connection.serving = serving

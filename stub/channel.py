@@ -1,16 +1,16 @@
-"""The stub's end of the bus, one DEALER socket; the only file here that knows ZeroMQ.
+"""The stub's end of the wire, one DEALER socket; the only file here that knows ZeroMQ.
 
-The main thread blocks in the socket itself while it is the only thread. Once the model has threads of its own, which
-may log at any time, it waits for the socket or for one of them instead, and the lock passes the socket between them.
+A thread blocks in the socket itself while it is the only one. Once there are others, which may log at any time, it
+waits for the socket or for one of them instead, and the lock passes the socket between them.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import select
 import threading
-import time
 from typing import List, NamedTuple, Optional, Sequence, Union
 
 import zmq
@@ -18,7 +18,7 @@ import zmq
 from . import codec
 from .shared import messages
 
-_RCVMORE = int(zmq.RCVMORE)  # pyzmq's enums are slow
+_RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)  # pyzmq's enums are slow
 _LINGER_MS = 2000  # at exit; a server that does not read for longer will not miss our Goodbye
 # Answered by libzmq's own thread, so only a stopped or vanished peer fails to. A server that is stopped for a while
 # (a debugger, a laptop's lid) must find its stubs again.
@@ -36,14 +36,13 @@ class Received(NamedTuple):
 
 
 class Channel:
-    """Connects at once; ZeroMQ goes on trying until ``close``. Only the main thread receives; any thread may send.
+    """Connects at once; ZeroMQ goes on trying until ``close``. One thread at a time receives; any thread may send.
 
     A process that the model forks must not touch it: ``is_ours`` is False there.
     """
 
     def __init__(self, bus: str, key: str) -> None:
         self._pid = os.getpid()
-        self._owner = threading.get_ident()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.routing_id = key.encode()
@@ -77,21 +76,41 @@ class Channel:
                 self._socket.send_multipart([header, *frames])
             else:
                 self._socket.send(header)
-        if threading.get_ident() != self._owner:
-            self._wake()
+            # The descriptor tells only of what came since someone last looked, and sending looks: see ``receive``.
+            if _thread._count() and self._has_message():
+                self.wake()
 
     def receive(self, timeout_ms: int = -1) -> Optional[Received]:
-        """The next message, None if there is none in time; -1 waits for ever. Raises ProtocolError."""
-        if threading.active_count() > 1:
+        """The next message; None if there is none in time, after ``wake``, and now and then for no reason.
+
+        -1 waits for ever. Raises ProtocolError and Closed.
+        """
+        if _thread._count():
             return self._receive_among_threads(timeout_ms)
         with self._lock:
             if timeout_ms != self._timeout_ms:
                 self._socket.rcvtimeo = self._timeout_ms = timeout_ms
-            return self._take(0)
+            try:
+                return self._take(0)
+            except zmq.Again:
+                return None
+
+    def receive_now(self) -> Optional[Received]:
+        """A message that has come. Raises ProtocolError and Closed."""
+        with self._lock:
+            if self._closed:
+                raise Closed
+            return self._take(zmq.NOBLOCK) if self._has_message() else None
+
+    def wake(self) -> None:
+        """Ends a ``receive``, the next one if there is none now. From any thread, from a finalizer too."""
+        with contextlib.suppress(BlockingIOError):  # full: it will wake as it is
+            os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
         """Returns when all is sent, or after two seconds; two more if a thread of the model is stuck in ``send``."""
         self._closed = True
+        self.wake()
         if self._lock.acquire(timeout=_LINGER_MS / 1000):
             try:
                 self._socket.close()
@@ -99,29 +118,21 @@ class Channel:
             finally:
                 self._lock.release()
 
-    def _take(self, flags: int) -> Optional[Received]:
-        try:
-            header = self._socket.recv(flags)
-        except zmq.Again:
-            return None
+    def _has_message(self) -> bool:
+        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
+
+    def _take(self, flags: int) -> Received:
+        header = self._socket.recv(flags)
         frames = []
         while self._socket.get(_RCVMORE):
             frames.append(self._socket.recv(copy=False).buffer)
         return Received(codec.decode(header), frames)
 
     def _receive_among_threads(self, timeout_ms: int) -> Optional[Received]:
-        deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
-        while True:
-            # The socket's descriptor tells only of what came since someone last looked, and a sending thread looks too.
-            with self._lock:
-                received = self._take(zmq.NOBLOCK)
-            left_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
-            if received is not None or (left_ms is not None and left_ms <= 0):
-                return received
-            self._poll.poll(left_ms)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: the main thread will wake as it is
-            os.write(self._wake_write, b"\0")
+        received = self.receive_now()
+        if received is None and timeout_ms:
+            if (self._wake_read, select.POLLIN) in self._poll.poll(None if timeout_ms < 0 else timeout_ms):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            received = self.receive_now()
+        return received

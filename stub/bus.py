@@ -1,0 +1,162 @@
+"""Who reads what the broker says: whoever waits for something.
+
+At first that is the main thread alone: idle it waits for work, and inside ``execute`` for the answers to what the model
+asks; so an answer takes no way round through another thread. The first time that another thread, or a coroutine, needs
+an answer, a thread of our own takes over for good, since the main thread may be busy with the model for as long as it
+likes; from then on the main thread is woken for its work like all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+
+from .channel import Channel, Received
+from .shared import errors, messages
+
+Done = Callable[[], Any]
+Handler = Callable[[Any, List[memoryview]], None]  # of a message and its frames
+
+_GLANCE_NS = 1_000_000  # between two looks at the socket by a model that computes
+
+
+class _Waiter(NamedTuple):
+    done: Done
+    permit: threading.Lock  # the waiting thread has taken it, and blocks on it until somebody lets go of it
+    is_main: bool
+
+
+class Bus:
+    """``handlers`` say what to do with each kind of message, in whichever thread reads: they must not block."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.handlers: Dict[type, Handler] = {}
+        self.before_wait: Callable[[], None] = lambda: None  # of the main thread
+        self._channel = channel
+        self._main = threading.main_thread().ident
+        self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
+        self._reader: Optional[threading.Thread] = None
+        self._switching = threading.Lock()
+        self._waiters: List[_Waiter] = []
+        self._next_glance_ns = 0
+        self._fault: Optional[BaseException] = None
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a process that the model has forked."""
+        return self._channel.is_ours
+
+    def send(self, message: messages.ToBroker, frames: Sequence[Union[bytes, memoryview]] = ()) -> None:
+        """From any thread. Raises Closed."""
+        self._channel.send(message, frames)
+
+    def wait(self, done: Done, timeout_s: Optional[float] = None) -> bool:
+        """Until ``done()`` or the time is over; returns which. Without the GIL, from any thread.
+
+        ``done`` is asked after each message, by whoever reads it, and after a ``nudge`` if this is the main thread.
+        Raises ProtocolError and Closed.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        is_main = threading.get_ident() == self._main
+        if not is_main:
+            self.read_in_background()
+            return self._be_woken(done, deadline, is_main)
+        self.before_wait()
+        self._read_until(done, deadline)
+        return bool(done()) if self._reader is None else self._be_woken(done, deadline, is_main)
+
+    def glance(self) -> None:
+        """Handles what has come, if nobody else would. Never blocks; may be called all the time."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_glance_ns or not self.is_ours:
+            return
+        self._next_glance_ns = now_ns + _GLANCE_NS
+        if self._reader is None and self._reading.acquire(blocking=False):
+            try:
+                while self._handle(self._channel.receive_now()):
+                    pass
+            except Exception as fault:
+                self._fail(fault)
+            finally:
+                self._reading.release()
+
+    def nudge(self) -> None:
+        """Has the main thread ask its ``done`` again. From any thread, from a finalizer too."""
+        for waiter in self._waiters[:]:
+            if waiter.is_main:
+                _let_go(waiter.permit)
+        if self._reader is None:
+            self._channel.wake()
+
+    def read_in_background(self) -> None:
+        """From now on a thread of our own reads."""
+        if self._reader is None:
+            with self._switching:
+                if self._reader is None:
+                    reader = threading.Thread(target=self._read, name="tensorbus reader", daemon=True)
+                    reader.start()
+                    self._reader = reader
+            self._channel.wake()
+
+    def _read(self) -> None:
+        try:
+            with self._reading:
+                while True:
+                    self._handle(self._channel.receive())
+        except Exception as fault:
+            self._fail(fault)
+
+    def _read_until(self, done: Done, deadline: float) -> None:
+        """Returns also when another thread is to read."""
+        while self._reader is None and not done():
+            left_s = deadline - time.monotonic() if deadline < math.inf else -1
+            if deadline < math.inf and left_s <= 0:
+                return
+            with self._reading:
+                if self._fault is not None:
+                    raise self._fault
+                if not done():  # another thread may have glanced
+                    self._handle(self._channel.receive(math.ceil(left_s * 1000)))
+
+    def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
+        waiter = _Waiter(done, threading.Lock(), is_main)
+        waiter.permit.acquire()
+        self._waiters.append(waiter)
+        try:
+            while not done():
+                if self._fault is not None:
+                    raise self._fault
+                left_s = deadline - time.monotonic() if deadline < math.inf else -1
+                if deadline < math.inf and left_s <= 0:
+                    return False
+                waiter.permit.acquire(timeout=left_s)
+            return True
+        finally:
+            self._waiters.remove(waiter)
+
+    def _handle(self, received: Optional[Received]) -> bool:
+        if received is None:
+            return False
+        handler = self.handlers.get(type(received.message))
+        if handler is None:
+            raise errors.ProtocolError("{} that is not due".format(type(received.message).__name__))
+        handler(received.message, received.frames)
+        for waiter in self._waiters[:]:
+            if waiter.done():
+                _let_go(waiter.permit)
+        return True
+
+    def _fail(self, fault: BaseException) -> None:
+        """Whoever waits now or later raises it."""
+        self._fault = fault
+        for waiter in self._waiters[:]:
+            _let_go(waiter.permit)
+        self._channel.wake()
+
+
+def _let_go(permit: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # somebody has
+        permit.release()
