@@ -15,6 +15,7 @@ from broker.deadlock import is_stuck
 from broker.events import (
     Action,
     Answer,
+    AskedReady,
     Cancelled,
     DeadlinePassed,
     Event,
@@ -28,11 +29,13 @@ from broker.events import (
     StubDied,
     StubSaid,
     Submitted,
+    TellReady,
 )
 from broker.instance import Dispatched, IllegalTransition, Instance, InstanceEvent, Open, Timing, not_healthy
 from broker.iterative import again, begin
 from broker.model import ModelVersion, VersionState
 from broker.queue import Caller, Frames, Pending
+from broker.readiness import Readiness
 from broker.recovery import Recovery
 from broker.registry import Registry
 from broker.roster import Roster
@@ -58,6 +61,7 @@ from protocol.messages import (
     Goodbye,
     Handle,
     Hello,
+    IsReady,
     Log,
     Ready,
     Request,
@@ -80,6 +84,7 @@ class Core:
         self._startup = Startup(settings, self.registry, self._roster, recorder, probe, nonce)
         self._recovery = Recovery(settings, self._roster, self._fail, self._count_ended)
         self._calls = Calls(self.registry)
+        self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._waiting_calls: list[Pending] = []  # that came in this turn
         self._pending: dict[int, tuple[ModelVersion, Pending]] = {}
         self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
@@ -95,12 +100,14 @@ class Core:
             StubDied: self._stub_died,
             LoadModels: self._load_models,
             DeadlinePassed: self._deadline_passed,
+            AskedReady: self._asked_ready,
             StopServing: self._stop_serving,
         }
         self._on_message: dict[type, Callable[[str, Any, Frames, int], list[Action]]] = {
             Results: self._results,
             Call: self._call,
             CancelCall: self._cancel_call,
+            IsReady: lambda key, message, frames, now: self.readiness.said(key, message, now),
             Log: self._log,
             Goodbye: self._goodbye,
             Hello: self._loading_message,
@@ -422,7 +429,8 @@ class Core:
         version, instance = found
         self._unsent_releases.pop(instance, None)
         self._dirty[version] = None
-        return self._end_calls(instance, now) + self._instance_died(version, instance, event, now)
+        actions = self._end_calls(instance, now) + self._instance_died(version, instance, event, now)
+        return actions + self.readiness.died(event.key, now)
 
     def _end_calls(self, instance: Instance, now: int) -> list[Action]:
         """What a dead process wanted of other models, and what it has had from them."""
@@ -469,15 +477,23 @@ class Core:
     def next_deadline(self) -> int | None:
         """When DeadlinePassed is due, in the clock of ``now``."""
         deadlines = [*self._unsent_releases.values()]
-        restart = self._recovery.next_deadline()
-        if restart is not None:
-            deadlines.append(restart)
+        deadlines += filter(None, (self._recovery.next_deadline(), self.readiness.next_deadline()))
         return min(deadlines, default=None)
 
     def _deadline_passed(self, event: DeadlinePassed, now: int) -> list[Action]:
         due = [instance for instance, at in self._unsent_releases.items() if at <= now]
         actions: list[Action] = [self._send(instance, [], ()) for instance in due]
-        return actions + self._recovery.restart_due(now)
+        return actions + self._recovery.restart_due(now) + self.readiness.give_up(now)
+
+    # --- is it ready? ---------------------------------------------------------------------------------------------
+
+    def _asked_ready(self, event: AskedReady, now: int) -> list[Action]:
+        if event.version is not None:
+            return self.readiness.ask_all([event.version], event.done, now)
+        strict = self._settings.strict_readiness
+        if self._stopping or (strict and not self.registry.all_loaded()):
+            return [TellReady(event.done, False)]
+        return self.readiness.ask_all(list(self.registry) if strict else [], event.done, now)
 
     # --- what the shell and the status pages ask ------------------------------------------------------------------
 
@@ -504,6 +520,7 @@ class Core:
         held = sum(one.in_flight() for one in self.registry)
         assert held == len(self._pending), (held, len(self._pending))
         self._calls.check(set(self._pending))
+        self.readiness.check()
 
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).

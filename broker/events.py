@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
-from broker.model import VersionSource
+from broker.model import ModelVersion, VersionSource
 from broker.queue import Frames, Pending, Sink
 from protocol.messages import Request, Response, ToBroker, ToStub
 
@@ -64,11 +65,21 @@ class DeadlinePassed(NamedTuple):
     """``next_deadline`` has come."""
 
 
+class AskedReady(NamedTuple):
+    """Somebody outside wants to know whether this version, or with None the server, can do its work; TellReady answers
+    by ``done``."""
+
+    version: ModelVersion | None
+    done: Callable[[bool], None]
+
+
 class StopServing(NamedTuple):
     """Refuse new requests, answer those in flight, then finish every instance."""
 
 
-Event = Union[Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, DeadlinePassed, StopServing]
+Event = Union[
+    Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, DeadlinePassed, AskedReady, StopServing
+]
 
 # --- actions ----------------------------------------------------------------------------------------------------
 
@@ -132,4 +143,11 @@ class ModelSaid(NamedTuple):
     text: str
 
 
-Action = Union[Send, Answer, InputsReleased, Spawn, Kill, Watch, Say, ModelSaid]
+class TellReady(NamedTuple):
+    """Call ``done``."""
+
+    done: Callable[[bool], None]
+    ready: bool
+
+
+Action = Union[Send, Answer, InputsReleased, Spawn, Kill, Watch, Say, ModelSaid, TellReady]

@@ -103,6 +103,7 @@ class Instance:
 
     __slots__ = (
         "answered",
+        "asks_ready",
         "deaths",
         "execute_ns",
         "hopeless",
@@ -128,6 +129,7 @@ class Instance:
         self.open: dict[int, Open] = {}
         self.retained: dict[int, Pending] = {}  # answered, but the model still looks at the inputs
         self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
+        self.asks_ready = False  # the model has is_ready
         self.shared = False  # it proved that it shares our shared memory
         self.hopeless = False  # its last process did not come up, or the next one has long to wait: until READY
         self.answered = False  # its present process has, at least once

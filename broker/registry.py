@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker.instance import Instance, InstanceState
 from broker.model import ModelVersion, VersionState
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.signature import IndexEntry, Signature
@@ -72,33 +71,21 @@ class Registry:
         self.find(model, -1)
         return sorted(number for number, one in self._models[model].items() if one.state is VersionState.READY)
 
-    def model_ready(self, model: str, version: int) -> bool:
-        """Raises NotFound for what was never known; anything else that cannot serve is not ready."""
+    def servable(self, model: str, version: int) -> ModelVersion | None:
+        """Whose readiness is asked for; None if there is no such READY version. Raises NotFound for what was never
+        known."""
         try:
-            found = self.find(model, version)
+            return self.find(model, version)
         except Unavailable:
-            return False
+            return None
         except NotFound:
             if model in self._models and version < 0:
-                return False
+                return None
             raise
-        return found.healthy()
 
     def all_loaded(self) -> bool:
         """Nothing is loading or has failed."""
         return not self._failures and all(one.state is VersionState.READY for one in self)
-
-    def all_ready(self) -> bool:
-        """Strict readiness: all is loaded, and every instance lives."""
-        return self.all_loaded() and all(one.healthy() for one in self)
-
-    def ailing(self) -> Iterator[tuple[ModelVersion, Instance]]:
-        """READY versions with an instance that does not serve; one such instance of each."""
-        for version in self:
-            for instance in version.instances:
-                if version.state is VersionState.READY and instance.state is not InstanceState.READY:
-                    yield version, instance
-                    break
 
     def unfinished(self) -> list[ModelVersion]:
         """Those of which an instance may still have a process."""

@@ -18,6 +18,7 @@ from broker.core import Core
 from broker.events import (
     Action,
     Answer,
+    AskedReady,
     Cancelled,
     DeadlinePassed,
     Event,
@@ -31,9 +32,9 @@ from broker.events import (
     StubDied,
     StubSaid,
     Submitted,
+    TellReady,
     Watch,
 )
-from broker.instance import not_healthy
 from broker.queue import Frames, Sink
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
@@ -85,6 +86,7 @@ class BrokerServer:
             Spawn: lambda action: spawn(action.key, action.title),
             Kill: lambda action: kill(action.key),
             Watch: self._watch,
+            TellReady: lambda action: action.done(action.ready),
             Say: self._say,
             ModelSaid: said,
         }
@@ -112,26 +114,17 @@ class BrokerServer:
         for segment in self._status_words.values():
             segment.close()
 
-    def ready(self) -> bool:
+    def ready(self, done: Callable[[bool], None]) -> None:
         """Whether a load balancer should send work here."""
-        ready = not self._settings.strict_readiness or self.core.registry.all_ready()
-        if not ready:
-            self._say_why(None)
-        return ready and not self.core.stopping
+        self.post(AskedReady(None, done))
 
-    def model_ready(self, model: str, version: int) -> bool:
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         """Raises NotFound for what was never known."""
-        ready = self.core.registry.model_ready(model, version)
-        if not ready:
-            self._say_why(model)
-        return ready
-
-    def _say_why(self, model: str | None) -> None:
-        """Whoever reads the log after a probe has failed finds the instance that is to blame."""
-        for version, instance in self.core.registry.ailing():
-            if model in (None, version.name):
-                cause = not_healthy(instance.spec.name)
-                log.warning(f"Model '{version.name}' version {version.version} is not ready: {cause}")
+        found = self.core.registry.servable(model, version)
+        if found is None:
+            done(False)
+        else:
+            self.post(AskedReady(found, done))
 
     # --- what comes in --------------------------------------------------------------------------------------------
 

@@ -24,4 +24,5 @@ class BrokerSettings:
     restart_delay_ns: int = 500_000_000  # after the second death in a row; doubles up to restart_delay_max_ns
     restart_delay_max_ns: int = 30_000_000_000
     patience_ns: int = 1_000_000_000  # a request waits for a restart that begins within this, else it is refused
+    is_ready_timeout_ns: int = 5_000_000_000  # how long somebody waits for a model's is_ready
     healthy_ns: int = 30_000_000_000  # an instance that served this long has earned an immediate restart

@@ -159,6 +159,7 @@ class Startup:
     def _ready(self, version: ModelVersion, instance: Instance, message: Ready, now: int) -> list[Action]:
         instance.on(InstanceEvent.READY)
         instance.shared = message.nonce == self._nonce
+        instance.asks_ready = message.asks_ready
         instance.ready_since = now
         instance.hopeless = False
         actions: list[Action] = [Watch(instance.key, message.segment)] if instance.shared and message.segment else []

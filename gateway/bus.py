@@ -6,7 +6,7 @@ on the gateway's event loop; no call blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protocol.messages import Request, Response
@@ -48,10 +48,11 @@ class Bus(Protocol):
 
     def live(self) -> bool: ...
 
-    def ready(self) -> bool: ...
+    def ready(self, done: Callable[[bool], None]) -> None:
+        """``done`` is called once, now or within some seconds: models with ``is_ready`` are asked."""
 
-    def model_ready(self, model: str, version: int) -> bool:
-        """Raises NotFound for a model or version that is not known."""
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
+        """The same for one model. Raises NotFound for a model or version that is not known."""
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         """All models for an empty name, all versions for -1. Raises InvalidArgument."""

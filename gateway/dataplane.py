@@ -6,6 +6,7 @@ neither HTTP nor gRPC. Everything runs on the gateway's event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -260,8 +261,9 @@ class DataPlane:
     def server_live(self) -> bool:
         return self.bus.live()
 
-    def server_ready(self) -> bool:
-        return self.bus.ready()
+    def server_ready(self, done: Callable[[bool], None]) -> None:
+        """``done`` is called once, now or within some seconds."""
+        self.bus.ready(done)
 
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata(self._server_id, SERVER_VERSION, EXTENSIONS)
@@ -270,9 +272,9 @@ class DataPlane:
         """Raises NotFound or Unavailable. ``config_json`` and ``config_proto`` are the config endpoints' bodies."""
         return self.bus.signature(model, version)
 
-    def model_ready(self, model: str, version: int) -> bool:
-        """Raises NotFound."""
-        return self.bus.model_ready(model, version)
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
+        """``done`` is called once, now or within some seconds. Raises NotFound."""
+        self.bus.model_ready(model, version, done)
 
     def model_metadata(self, model: str, version: int) -> ModelMetadata:
         """Raises NotFound or Unavailable."""

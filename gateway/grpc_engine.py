@@ -176,7 +176,7 @@ class _UnaryCall:
                 self._answer = self._service.infer(message)
                 self._answer.add_done_callback(self._on_answer)
             else:
-                send_answer(self._call, self._service.unary(self._method, message))
+                self._service.unary(self._method, message, self._send)
         except ServingError as error:
             send_status(self._call, error)
         except Exception:
@@ -188,6 +188,10 @@ class _UnaryCall:
         self._closed = True
         if self._answer is not None:
             self._answer.cancel()  # does nothing to one that is done
+
+    def _send(self, answer: bytes) -> None:
+        if not self._closed:
+            send_answer(self._call, answer)
 
     def _on_answer(self, answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled():

@@ -42,6 +42,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 Message = Any  # protobuf's classes have no static types
+Answer = Callable[[bytes], None]
 
 
 class GrpcService:
@@ -53,9 +54,7 @@ class GrpcService:
         self._streams: WeakSet[InferStream] = WeakSet()
         answers: dict[str, Callable[[Message], Message]] = {
             "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
-            "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
@@ -74,16 +73,25 @@ class GrpcService:
             for name, answer in answers.items()
         }
         self._methods[SERVICE + "ModelConfig"] = self._model_config
-        self._methods[HEALTH_CHECK] = self._health_check
+        self._questions: dict[str, Callable[[bytes, Answer], None]] = {
+            HEALTH_CHECK: self._health_check,
+            SERVICE + "ServerReady": self._server_ready,
+            SERVICE + "ModelReady": self._model_ready,
+        }
 
     @property
     def methods(self) -> frozenset[str]:
         """The paths of the unary methods but ModelInfer."""
-        return frozenset(self._methods)
+        return frozenset(self._methods | self._questions)
 
-    def unary(self, method: str, request: bytes) -> bytes:
-        """The answer of one of ``methods``. Raises ServingError."""
-        return self._methods[method](request)
+    def unary(self, method: str, request: bytes, answer: Answer) -> None:
+        """One of ``methods``. ``answer`` is called now; or, where models have a say, within some seconds. Raises
+        ServingError."""
+        question = self._questions.get(method)
+        if question is not None:
+            question(request, answer)
+        else:
+            answer(self._methods[method](request))
 
     # --- inference ------------------------------------------------------------------------------------------------
 
@@ -133,23 +141,32 @@ class GrpcService:
 
     # --- everything else ------------------------------------------------------------------------------------------
 
-    def _health_check(self, request: bytes) -> bytes:
-        return SERVING if self.plane.server_ready() else NOT_SERVING
+    def _health_check(self, request: bytes, answer: Answer) -> None:
+        self.plane.server_ready(lambda ready: answer(SERVING if ready else NOT_SERVING))
+
+    def _server_ready(self, request: bytes, answer: Answer) -> None:
+        parse_message(service_pb2.ServerReadyRequest, request)
+        self.plane.server_ready(
+            lambda ready: answer(service_pb2.ServerReadyResponse(ready=ready).SerializeToString()),
+        )
+
+    def _model_ready(self, request: bytes, answer: Answer) -> None:
+        def tell(ready: bool) -> None:
+            answer(service_pb2.ModelReadyResponse(ready=ready).SerializeToString())
+
+        message = parse_message(service_pb2.ModelReadyRequest, request)
+        version = parse_version(message.version)
+        if message.name:
+            self.plane.model_ready(message.name, version, tell)
+        else:
+            tell(False)
 
     def _server_live(self, request: Message) -> Message:
         return service_pb2.ServerLiveResponse(live=self.plane.server_live())
 
-    def _server_ready(self, request: Message) -> Message:
-        return service_pb2.ServerReadyResponse(ready=self.plane.server_ready())
-
     def _server_metadata(self, request: Message) -> Message:
         name, version, extensions = self.plane.server_metadata()
         return service_pb2.ServerMetadataResponse(name=name, version=version, extensions=extensions)
-
-    def _model_ready(self, request: Message) -> Message:
-        version = parse_version(request.version)
-        ready = bool(request.name) and self.plane.model_ready(request.name, version)
-        return service_pb2.ModelReadyResponse(ready=ready)
 
     def _model_metadata(self, request: Message) -> Message:
         metadata = self.plane.model_metadata(request.name, parse_version(request.version))

@@ -23,7 +23,9 @@ from gateway.http_routes import (
     GENERATE,
     GENERATE_STREAM,
     INFER,
+    MODEL_READY,
     NO_ROUTE,
+    READY,
     WRONG_METHOD,
     Endpoints,
     HttpResponse,
@@ -197,6 +199,8 @@ class Connection(asyncio.BufferedProtocol):
             self._infer(request, route)
         elif route.endpoint in (GENERATE, GENERATE_STREAM):
             self._generate(request, route)
+        elif route.endpoint in (READY, MODEL_READY):
+            self._endpoints.ask_ready(route, self._respond)
         else:
             self._respond(self._endpoints.answer(route, bytes(request.body)))
 
@@ -333,6 +337,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- replies ------------------------------------------------------------------------------------------------
 
     def _respond(self, response: HttpResponse) -> None:
+        if self._transport.is_closing():
+            return
         assert self._request is not None
         head = _STATUS_LINES[response.status] + response.content_type + b"\r\n" + response.headers
         body = b"" if self._request.method == b"HEAD" else response.body

@@ -20,11 +20,12 @@ from protocol.signature import IndexEntry, Signature
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 
 T = TypeVar("T")
+READY, MODEL_READY = "ready", "model_ready"
 INFER, GENERATE, GENERATE_STREAM = "infer", "generate", "generate_stream"
 
 
 class Route(NamedTuple):
-    endpoint: str  # a method of Endpoints, or one of inference
+    endpoint: str  # a method of Endpoints, or one of the names above
     method: bytes
     model: str = ""  # as it stands in the path
     version: str = ""
@@ -43,12 +44,12 @@ _MODEL = r"/v2/models/(?P<model>[^/]++)(?:/versions/(?P<version>[0-9]+))?"
 _TABLE = [
     ("server_metadata", b"GET", r"/v2"),
     ("live", b"GET", r"/v2/health/live"),
-    ("ready", b"GET", r"/v2/health/ready"),
+    (READY, b"GET", r"/v2/health/ready"),
     ("statistics", b"GET", r"/v2/models/stats"),
     (INFER, b"POST", _MODEL + r"/infer"),
     (GENERATE, b"POST", _MODEL + r"/generate"),
     (GENERATE_STREAM, b"POST", _MODEL + r"/generate_stream"),
-    ("model_ready", b"GET", _MODEL + r"/ready"),
+    (MODEL_READY, b"GET", _MODEL + r"/ready"),
     ("model_config", b"GET", _MODEL + r"/config"),
     ("statistics", b"GET", _MODEL + r"/stats"),
     ("model_metadata", b"GET", _MODEL),
@@ -103,6 +104,7 @@ def error_body(text: str) -> bytes:
 NO_ROUTE = HttpResponse(404, error_body("Not Found"))
 WRONG_METHOD = HttpResponse(405, error_body("Method Not Allowed"))
 EMPTY = HttpResponse(200)
+NOT_READY = HttpResponse(400, error_body("Model version not ready"))
 
 
 def version_of(route: Route) -> int:
@@ -152,18 +154,24 @@ class Endpoints:
         except ServingError as error:
             return error_response(error)
 
+    def ask_ready(self, route: Route, respond: Callable[[HttpResponse], None]) -> None:
+        """Answers READY and MODEL_READY by ``respond``, now or within some seconds."""
+
+        def ask_model(model: str, version: int) -> None:
+            self._dataplane.model_ready(model, version, lambda ready: respond(EMPTY if ready else NOT_READY))
+
+        try:
+            if route.endpoint == READY:
+                self._refuse_while_exiting()
+                self._dataplane.server_ready(lambda ready: respond(HttpResponse(200 if ready else 400)))
+            else:
+                for_model(route, ask_model)
+        except ServingError as error:
+            respond(error_response(error))
+
     def live(self, route: Route, body: bytes) -> HttpResponse:
         self._refuse_while_exiting()
         return HttpResponse(200 if self._dataplane.server_live() else 400)
-
-    def ready(self, route: Route, body: bytes) -> HttpResponse:
-        self._refuse_while_exiting()
-        return HttpResponse(200 if self._dataplane.server_ready() else 400)
-
-    def model_ready(self, route: Route, body: bytes) -> HttpResponse:
-        if not for_model(route, self._dataplane.model_ready):
-            raise InvalidArgument("Model version not ready")
-        return EMPTY
 
     def server_metadata(self, route: Route, body: bytes) -> HttpResponse:
         return HttpResponse(200, http_json.encode(self._dataplane.server_metadata()._asdict()))

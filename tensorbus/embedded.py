@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.server import BrokerServer
 from broker.statistics import statistics
 from gateway.bus import Frames, ReplySink
@@ -35,11 +37,11 @@ class EmbeddedBus:
     def live(self) -> bool:
         return not self._broker.core.stopping
 
-    def ready(self) -> bool:
-        return self._broker.ready()
+    def ready(self, done: Callable[[bool], None]) -> None:
+        self._broker.ready(done)
 
-    def model_ready(self, model: str, version: int) -> bool:
-        return self._broker.model_ready(model, version)
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
+        self._broker.model_ready(model, version, done)
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         return [statistics(one) for one in self._registry.select(model, version)]

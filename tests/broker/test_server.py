@@ -89,7 +89,7 @@ class World:
         await say(socket, Hello(HELLO, VERSION, 1))
         assert (await receive(socket))[0][0] == "L"
         await say(socket, Ready(READY, nonce, ""))
-        await until(lambda: self.server.core.registry.all_ready())
+        await until(lambda: self.server.core.registry.all_loaded())
         return socket
 
     def submit(self, data: bytes = b"1234") -> tuple[int, Sink]:

@@ -185,12 +185,12 @@ class FakeBus:
     def live(self) -> bool:
         return self.is_live
 
-    def ready(self) -> bool:
-        return self.is_ready
+    def ready(self, done: Callable[[bool], None]) -> None:
+        done(self.is_ready)
 
-    def model_ready(self, model: str, version: int) -> bool:
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         self.signature(model, version)
-        return self.is_ready
+        done(self.is_ready)
 
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         """Durations are numbered, in the order of the fields."""

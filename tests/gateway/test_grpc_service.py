@@ -291,6 +291,6 @@ def test_a_bad_log_setting_changes_nothing(bus: FakeBus, name: str, value: dict[
     request.settings["log_info"].bool_param = False
     request.settings[name].CopyFrom(request.SettingValue(**value))
     with pytest.raises(type(refusal)) as caught:
-        GrpcService(bus.plane).unary(SERVICE + "LogSettings", request.SerializeToString())
+        GrpcService(bus.plane).unary(SERVICE + "LogSettings", request.SerializeToString(), print)
     assert str(caught.value) == str(refusal)
     assert bus.plane.log_settings.log_info

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_routes import INFER, Endpoints, HttpResponse, Route, find_route
+from gateway.http_routes import INFER, MODEL_READY, READY, Endpoints, HttpResponse, Route, find_route
 from tests.gateway.fake_bus import FakeBus
 
 
@@ -18,7 +18,11 @@ def endpoints(bus: FakeBus) -> Endpoints:
 def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> HttpResponse:
     route = find_route(path.encode(), method.encode())
     assert route is not None
-    return endpoints.answer(route, body)
+    if route.endpoint not in (READY, MODEL_READY):
+        return endpoints.answer(route, body)
+    responses: list[HttpResponse] = []
+    endpoints.ask_ready(route, responses.append)
+    return responses[0]
 
 
 @pytest.mark.parametrize(
