@@ -493,7 +493,8 @@ class Core:
         strict = self._settings.strict_readiness
         if self._stopping or (strict and not self.registry.all_loaded()):
             return [TellReady(event.done, False)]
-        return self.readiness.ask_all(list(self.registry) if strict else [], event.done, now)
+        serving = [one for one in self.registry if one.state is VersionState.READY]
+        return self.readiness.ask_all(serving if strict else [], event.done, now)
 
     # --- what the shell and the status pages ask ------------------------------------------------------------------
 
