@@ -2,7 +2,7 @@
 
 Say Hello, be told what to load, prove that shared memory is shared; then either let the model complete its
 configuration and exit, or load it, say Ready and execute batches until told to finish. Everything that calls the
-model happens in the main thread. When all is said the process goes, whatever the model has left running in it.
+model happens in the main thread, but ``is_ready``. When all is said the process goes, whatever the model has left running in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import traceback
 import types
 from typing import Callable, NamedTuple, NoReturn, Optional
 
-from . import logger, signals
+from . import logger, readiness, signals
 from .channel import Channel, Closed
 from .loop import Loop
 from .outputs import Outputs
@@ -59,7 +59,7 @@ def _live(start: Start) -> int:
         received = channel.receive()
         if received is None or not isinstance(received.message, messages.Load):
             raise errors.ProtocolError("the answer to Hello is no Load")
-        return _load(channel, received.message)
+        return _load(start, channel, received.message)
     except errors.ProtocolError as error:
         print("tensorbus stub {}: the broker sent a {}".format(start.title, error), file=sys.stderr)
         return EXIT_PROTOCOL_ERROR
@@ -131,21 +131,21 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-def _load(channel: Channel, load: messages.Load) -> int:
+def _load(start: Start, channel: Channel, load: messages.Load) -> int:
     try:
         if load.mode == "auto_complete":
             config = auto_complete(load.model_file, load.args, load.version_directory)
             channel.send(messages.Configured(messages.CONFIGURED, config))
             return EXIT_OK
         if load.mode == "serve":
-            return _serve(channel, load)
+            return _serve(start, channel, load)
     except LoadError as error:
         channel.send(messages.Failed(messages.FAILED, error.kind, str(error)))
         return EXIT_FAILED_TO_LOAD
     raise errors.ProtocolError("Load of unknown mode {}".format(load.mode))
 
 
-def _serve(channel: Channel, load: messages.Load) -> int:
+def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     """Raises LoadError."""
     reader = store.Reader(load.shm_directory)
     nonce = _read_nonce(reader, load.probe)
@@ -156,7 +156,10 @@ def _serve(channel: Channel, load: messages.Load) -> int:
     logger.set_sink(log)
     model = UserModel.load(load.model_file, load.args, load.version_directory)
     session = Session(model, load.args["model_instance_name"], outputs, log, time.monotonic_ns)
-    channel.send(messages.Ready(messages.READY, nonce, status.name if status else ""))
+    asks_ready = hasattr(model.instance, "is_ready")
+    if asks_ready:
+        readiness.serve(start.bus, start.key, model.instance)
+    channel.send(messages.Ready(messages.READY, nonce, status.name if status else "", asks_ready))
     Loop(channel, session, outputs, reader, status).run()
     channel.send(messages.Goodbye(messages.GOODBYE, session.finalize()))
     own.close()
