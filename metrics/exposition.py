@@ -1,4 +1,4 @@
-"""The recorders' figures in the Prometheus text format 0.0.4, as Triton spells it.
+"""The recorders' figures and, after them, models' own, in the Prometheus text format 0.0.4, as Triton spells it.
 
 Labels stand in alphabetical order and integers have no decimals (dashboards and tests grep whole lines); a family
 without a child is left out. prometheus_client's own renderer prints ``1.0`` and empty families.
@@ -6,10 +6,12 @@ without a child is left out. prometheus_client's own renderer prints ``1.0`` and
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
-from metrics import catalogue
+from metrics import catalogue, custom
 from metrics.catalogue import Family
 from metrics.host import HostSample
 from metrics.recorder import FAILURE_REASONS, ModelRecorder
@@ -32,13 +34,40 @@ _BY_MODEL: tuple[tuple[Family, Callable[[ModelRecorder], float | None]], ...] = 
 )
 
 
-def render(models: Iterable[ModelRecorder], host: HostSample, pinned_pool_bytes: int) -> str:
+def render(
+    models: Iterable[ModelRecorder], host: HostSample, pinned_pool_bytes: int, customs: Iterable[custom.Family] = ()
+) -> str:
     """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used."""
+    own = (*_model_families(list(models)), *_host_families(host, pinned_pool_bytes))
+    families: list[tuple[Family | custom.Family, list[str]]] = [
+        *((family, [_line(family.name, *child) for child in children]) for family, children in own),
+        *((family, list(_custom_lines(family))) for family in customs),
+    ]
     return "".join(
-        f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n" + "".join(lines)
-        for family, children in (*_model_families(list(models)), *_host_families(host, pinned_pool_bytes))
-        if (lines := [_line(family, labels, value) for labels, value in children])
+        f"# HELP {family.name} {_escape_help(family.help)}\n# TYPE {family.name} {family.kind}\n" + "".join(lines)
+        for family, lines in families
+        if lines
     )
+
+
+def _custom_lines(family: custom.Family) -> Iterator[str]:
+    for metric in family:
+        labels = ",".join(f'{name}="{_escape(text)}"' for name, text in metric.labels)
+        if family.kind != custom.HISTOGRAM:
+            yield _line(family.name, labels, _number(metric.value))
+            continue
+        *counts, total = accumulate(metric.counts[:])  # one copy, so that the lines agree with each other
+        yield _line(f"{family.name}_count", labels, total)
+        yield _line(f"{family.name}_sum", labels, _number(metric.sum))
+        for bound, count in zip((*map(_number, metric.bounds), "+Inf"), (*counts, total), strict=True):
+            yield _line(f"{family.name}_bucket", f'{labels}{"," if labels else ""}le="{bound}"', count)
+
+
+def _number(value: float) -> str:
+    """As Triton's exporter spells it: sixteen digits at most, no decimals if there are none."""
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "Nan" if math.isnan(value) else format(value, ".16g")
 
 
 def _model_families(models: list[ModelRecorder]) -> Iterator[tuple[Family, _Children]]:
@@ -74,5 +103,9 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _line(family: Family, labels: str, value: float) -> str:
-    return f"{family.name}{{{labels}}} {value}\n" if labels else f"{family.name} {value}\n"
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _line(name: str, labels: str, value: float | str) -> str:
+    return f"{name}{{{labels}}} {value}\n" if labels else f"{name} {value}\n"

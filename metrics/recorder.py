@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from metrics.custom import CustomMetrics
+
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (BACKEND, CANCELED, OTHER, REJECTED)  # Triton's spelling; each is exposed from the start
 
@@ -121,10 +123,12 @@ class ModelRecorder:
 
 
 class Recorder:
-    """The recorders of all loaded model versions, in order of model and version."""
+    """The recorders of all loaded model versions, in order of model and version; and the metrics that models make."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom: bool = True) -> None:
+        """``custom``: whether models may have metrics of their own."""
         self._models: dict[tuple[str, int], ModelRecorder] = {}
+        self.custom = CustomMetrics() if custom else None
 
     def add(self, recorder: ModelRecorder) -> None:
         """Expose a version's figures, in place of those of an earlier load of the same version."""

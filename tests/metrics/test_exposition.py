@@ -1,6 +1,10 @@
+import math
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalogue import CATALOGUE
+from metrics.custom import CustomMetrics
 from metrics.exposition import render
 from metrics.host import HostSample
 from metrics.recorder import BACKEND, ModelRecorder
@@ -88,3 +92,80 @@ def test_a_prometheus_parser_reads_back_what_was_recorded() -> None:
     assert failures == {"BACKEND": 1, "CANCELED": 0, "OTHER": 0, "REJECTED": 0}
     (count,) = samples["nv_inference_count"]
     assert count.labels == {"model": "m", "version": "1", "_team": 'a"b\\c\nd'}
+
+
+# --- metrics of models ------------------------------------------------------------------------------------------
+
+
+def custom_lines(customs: CustomMetrics) -> list[str]:
+    return render([], HostSample(), 0, customs).splitlines()[6:]
+
+
+def test_metrics_of_models_come_last_with_sorted_labels_and_bare_integers() -> None:
+    customs = CustomMetrics()
+    customs.new_family("a", 1, "cc", "desc", "counter")
+    customs.new_metric("a", 1, 1, {"b": "1", "a": "2"}, None)
+    customs.new_metric("a", 2, 1, {}, None)
+    customs.update("a", 1, "increment", 3.5)
+    customs.update("a", 2, "increment", 2)
+    customs.new_family("a", 2, "without_metrics", "desc", "gauge")
+    assert custom_lines(customs) == ["# HELP cc desc", "# TYPE cc counter", 'cc{a="2",b="1"} 3.5', "cc 2"]
+
+
+def test_a_histogram_s_buckets_add_up() -> None:
+    customs = CustomMetrics()
+    customs.new_family("a", 1, "hh", "desc", "histogram")
+    for number, labels in enumerate(({"z": "1"}, {})):
+        customs.new_metric("a", number, 1, labels, [0.1, 1.0, math.inf])
+        for value in (0.5, 20):
+            customs.update("a", number, "observe", value)
+    assert custom_lines(customs) == [
+        "# HELP hh desc",
+        "# TYPE hh histogram",
+        'hh_count{z="1"} 2',
+        'hh_sum{z="1"} 20.5',
+        'hh_bucket{z="1",le="0.1"} 0',
+        'hh_bucket{z="1",le="1"} 1',
+        'hh_bucket{z="1",le="+Inf"} 2',
+        "hh_count 2",
+        "hh_sum 20.5",
+        'hh_bucket{le="0.1"} 0',
+        'hh_bucket{le="1"} 1',
+        'hh_bucket{le="+Inf"} 2',
+    ]
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (1e15, "1000000000000000"),
+        (1e16, "1e+16"),
+        (9007199254740994.0, "9007199254740994"),
+        (0.1 + 0.2, "0.3"),
+        (1 / 3, "0.3333333333333333"),
+        (1.5e-7, "1.5e-07"),
+        (-0.0, "-0"),
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (math.nan, "Nan"),
+    ],
+)
+def test_numbers_are_spelled_as_triton_spells_them(value: float, text: str) -> None:
+    customs = CustomMetrics()
+    customs.new_family("a", 1, "g", "", "gauge")
+    customs.new_metric("a", 1, 1, {}, None)
+    customs.update("a", 1, "set", value)
+    assert custom_lines(customs)[-1] == f"g {text}"
+
+
+def test_texts_of_models_are_escaped() -> None:
+    customs = CustomMetrics()
+    customs.new_family("a", 1, "g", 'one\\two\n"three"', "gauge")
+    customs.new_metric("a", 1, 1, {"l": 'a"b\\c\nd'}, None)
+    assert custom_lines(customs) == [
+        '# HELP g one\\\\two\\n"three"',
+        "# TYPE g gauge",
+        'g{l="a\\"b\\\\c\\nd"} 0',
+    ]
+    [*_, family] = text_string_to_metric_families("\n".join(custom_lines(customs)) + "\n")
+    assert family.samples[0].labels == {"l": 'a"b\\c\nd'}
