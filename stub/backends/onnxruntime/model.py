@@ -134,6 +134,8 @@ class _Settings:
         self.config = config
         self.model = config["name"]
         self.parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+        # It reports its use to its maker by default, and leaves a file in the folder for temporary ones.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         try:
             import onnxruntime
         except ImportError as error:
