@@ -279,8 +279,8 @@ class Control(NamedTuple):
 
 
 class IsReady(NamedTuple):
-    """Answers AskReady. ``error`` says why not, if not by the model's own False. Number 0 is the first word on the socket
-    for this: from now on it can be asked."""
+    """Answers AskReady. ``error`` says why not, if not by the model's own False. Number 0 is the first word on that
+    socket: from now on it can be asked."""
 
     kind: str
     call: int
