@@ -12,12 +12,8 @@ from typing import Optional
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [os.path.join(_HERE, "api")] + [path for path in sys.path if os.path.abspath(path) != _HERE]
 
-import triton_python_backend_utils  # noqa: E402, F401 - every model imports it; forked stubs share it
-from _tensorbus_app.stub import process  # noqa: E402
 
-
-def main() -> None:
-    """Returns in a fork server whose work is done; a stub exits by itself."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tensorbus stub")
     parser.add_argument("--bus", required=True, help="ZeroMQ address of the broker")
     parser.add_argument("--key", default="", help="the instance's key")
@@ -25,7 +21,19 @@ def main() -> None:
     parser.add_argument("--fork-server", type=int, metavar="FD", help="a socket to the server; starts stubs on demand")
     parser.add_argument("--run-dir", help="to be removed when the server has died")
     parser.add_argument("--shm-directory", help="to be swept when a stub or the server has died")
-    given = parser.parse_args()
+    parser.add_argument("--packages", metavar="DIR", action="append", default=[], help="to be searched last")
+    return parser.parse_args()
+
+
+given = _arguments()
+sys.path += given.packages  # before the first import of what may only be there
+
+import triton_python_backend_utils  # noqa: E402, F401 - every model imports it; forked stubs share it
+from _tensorbus_app.stub import process  # noqa: E402
+
+
+def main() -> None:
+    """Returns in a fork server whose work is done; a stub exits by itself."""
     start: Optional[process.Start] = process.Start(given.bus, given.key, given.title)
     if given.fork_server is not None:
         from _tensorbus_app.stub import fork_server

@@ -6,9 +6,9 @@ running, sweeps their shared memory, and cleans up after the server itself.
 
 It talks to the launcher by lines of JSON over a socket pair:
 
-    ["spawn", key, title, python]   start a stub; python null: fork, else run that interpreter
-    ["kill", key]                   SIGKILL
-    ["close"]                       kill all stubs and exit; the end of the socket says that the server died, too
+    ["spawn", key, title, interpreter]   start a stub; null: fork, else run that (protocol/interpreters.py)
+    ["kill", key]                        SIGKILL
+    ["close"]                            kill all stubs and exit; the end of the socket says that the server died, too
 
     ["ready"]                       all is imported
     ["started", key, pid]
@@ -28,17 +28,16 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Dict, Iterator, List, NoReturn, Optional
 
 from .process import Start, set_title
-from .shared import sweep
+from .shared import interpreters, sweep
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SERVER_EXIT_TIMEOUT_S = 5.0
 _STUB_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
-_NOT_FOR_OTHER_INTERPRETERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class ForkServer:
@@ -85,7 +84,7 @@ class ForkServer:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
-    def _orders(self) -> Iterator[List[str]]:
+    def _orders(self) -> Iterator[List[Any]]:
         try:
             data = self._server.recv(65536, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -98,14 +97,16 @@ class ForkServer:
         for line in lines:
             yield json.loads(line)
 
-    def _obey(self, verb: str, key: str, title: str = "", python: Optional[str] = None) -> Optional[Start]:
+    def _obey(self, verb: str, key: str, title: str = "", interpreter: Optional[List[Any]] = None) -> Optional[Start]:
         if verb == "spawn":
-            return self._spawn(Start(self._bus, key, title), python)
+            return self._spawn(
+                Start(self._bus, key, title), interpreters.Interpreter(*interpreter) if interpreter else None
+            )
         for pid in [pid for pid, its_key in self._keys.items() if its_key == key]:
             _kill(pid)
         return None
 
-    def _spawn(self, start: Start, python: Optional[str]) -> Optional[Start]:
+    def _spawn(self, start: Start, interpreter: Optional[interpreters.Interpreter]) -> Optional[Start]:
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -120,8 +121,8 @@ class ForkServer:
             self._tell("started", start.key, pid)
             return None
         self._leave(parent)
-        if python is not None:
-            _exec(python, start)
+        if interpreter is not None:
+            _exec(interpreter, start)
         return start
 
     def _leave(self, parent: int) -> None:
@@ -186,12 +187,14 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _exec(python: str, start: Start) -> NoReturn:
-    """Become the stub in another interpreter, which must not take packages from the server's."""
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHER_INTERPRETERS}
+def _exec(interpreter: interpreters.Interpreter, start: Start) -> NoReturn:
+    """Become the stub in another interpreter."""
+    python = interpreter.python
     arguments = [python, _STUB_MAIN, "--bus", start.bus, "--key", start.key, "--title", start.title]
+    for directory in interpreter.packages:
+        arguments += ["--packages", directory]
     try:
-        os.execve(python, arguments, environment)
+        os.execve(python, arguments, interpreters.activated(os.environ, interpreter.prefix))
     except OSError as error:
         print("tensorbus: cannot run {} for {}: {}".format(python, start.title, error.strerror), file=sys.stderr)
     sys.stderr.flush()

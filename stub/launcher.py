@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import structlog
 
-from .shared import sweep
+from .shared import interpreters, sweep
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 _CLOSE_TIMEOUT_S = 10.0
@@ -44,8 +44,9 @@ class Launcher:
         """Starts the fork server, which does its imports while the caller goes on."""
         self._running_fork_server()
 
-    def spawn(self, key: str, title: str, python: str | None = None) -> None:
-        """Start a stub, in the interpreter ``python`` if given. A failure is told by ``on_exit``, as a death is.
+    def spawn(self, key: str, title: str, interpreter: interpreters.Interpreter | None = None) -> None:
+        """Start a stub, in another interpreter than the server's if given. A failure is told by ``on_exit``, as a death
+        is.
 
         Raises ValueError for a key that is in use, RuntimeError after ``close``."""
         if key in self._pids:
@@ -53,7 +54,7 @@ class Launcher:
         if self._closing:
             raise RuntimeError("the launcher is closed")
         self._pids[key] = 0
-        self._running_fork_server().order("spawn", key, title, python)
+        self._running_fork_server().order("spawn", key, title, interpreter)
 
     def kill(self, key: str) -> None:
         """SIGKILL for a stub and all that its model has started; no error if it is dead already."""
@@ -159,7 +160,7 @@ class _ForkServer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def order(self, *words: str | None) -> None:
+    def order(self, *words: str | interpreters.Interpreter | None) -> None:
         with contextlib.suppress(OSError):  # its death is noticed by reading
             self._socket.sendall(json.dumps(words).encode() + b"\n")
 

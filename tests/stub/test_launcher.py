@@ -16,6 +16,7 @@ import uvloop
 import zmq
 
 from protocol.codec import decode_from_stub
+from protocol.interpreters import Interpreter
 from protocol.messages import VERSION, Hello
 from shm.segment import Segment
 from stub.launcher import Launcher
@@ -58,7 +59,7 @@ class Host:
         key, header = self.router.recv_multipart()
         return key.decode(), decode_from_stub(header)
 
-    async def spawn(self, key: str = "m_0", **options: str) -> int:
+    async def spawn(self, key: str = "m_0", **options: Interpreter) -> int:
         """The pid of a new stub that has said Hello."""
         self.launcher.spawn(key, key, **options)
         said_by, hello = await self.hello()
@@ -76,7 +77,7 @@ class Host:
         )
         path.write_text(text)
         path.chmod(stat.S_IRWXU)
-        self.launcher.spawn(key, key, python=str(path))
+        self.launcher.spawn(key, key, Interpreter(str(path), "/env", ["/more"]))
         await until(said.exists)
         return json.loads(said.read_text())
 
@@ -243,30 +244,35 @@ def test_signals_for_the_server_do_not_end_stubs_or_the_fork_server(host):
 
 def test_another_interpreter_runs_the_stub_by_path(host):
     async def test(host):
-        pid = await host.spawn("a", python=sys.executable)
+        pid = await host.spawn("a", interpreter=Interpreter(sys.executable, sys.prefix))
         assert "tensorbus stub: a" in " ".join(psutil.Process(pid).cmdline())
 
     host(test)
 
 
-def test_another_interpreter_gets_a_clean_environment(host, monkeypatch):
-    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+def test_another_interpreter_gets_an_environment_that_is_activated_for_it(host, monkeypatch):
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"):
         monkeypatch.setenv(name, "" if name == "PYTHONHOME" else "/nowhere")
     monkeypatch.setenv("MY_ENV", "mine")
 
     async def test(host):
         said = await host.spawn_fake()
         assert said["environment"]["MY_ENV"] == "mine"
-        assert not {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} & said["environment"].keys()
+        assert not {"PYTHONPATH", "PYTHONHOME"} & said["environment"].keys()
+        assert said["environment"]["VIRTUAL_ENV"] == "/env"
+        assert said["environment"]["PATH"] == "/env/bin:" + os.environ["PATH"]
+        assert said["environment"]["LD_LIBRARY_PATH"] == "/env/lib:/nowhere"
         assert said["cwd"] == os.getcwd()
-        assert said["arguments"][1:] == ["--bus", f"ipc://{host.directory}/bus", "--key", "fake_0", "--title", "fake_0"]
+        *named, packages = zip(*[iter(said["arguments"][1:])] * 2, strict=True)
+        assert named == [("--bus", f"ipc://{host.directory}/bus"), ("--key", "fake_0"), ("--title", "fake_0")]
+        assert packages == ("--packages", "/more")
 
     host(test)
 
 
 def test_an_interpreter_that_cannot_be_run_is_told_as_a_death(host, capfd):
     async def test(host):
-        host.launcher.spawn("a", "a_0", python="/nowhere/python")
+        host.launcher.spawn("a", "a_0", Interpreter("/nowhere/python", "/nowhere"))
         assert await host.exit() == ("a", 127)
 
     host(test)
@@ -349,6 +355,7 @@ def test_close_ends_everything(host):
 SERVER = """
 import asyncio, os, sys
 sys.path.insert(0, {root!r})
+from protocol.interpreters import Interpreter
 from shm.segment import Segment
 from stub.launcher import Launcher
 
@@ -357,7 +364,7 @@ async def main():
     await launcher.start()
     segment = Segment.create({shm!r}, 1000)
     launcher.spawn("a", "a")
-    launcher.spawn("b", "b", python={fake!r})
+    launcher.spawn("b", "b", Interpreter({fake!r}, "/nowhere"))
     await asyncio.sleep(1000)
 
 asyncio.run(main())
