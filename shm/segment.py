@@ -158,6 +158,17 @@ class Segment:
             os.unlink(os.path.join(self._directory, self.name))
 
 
+def map_private(directory: str, name: str, offset: int, nbytes: int) -> memoryview:
+    """A range of a segment, copy-on-write: what is written to it nobody else sees. Raises OSError."""
+    fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        mapping = mmap.mmap(fd, offset - start + nbytes, access=mmap.ACCESS_COPY, offset=start)
+    finally:
+        os.close(fd)
+    return memoryview(mapping)[offset - start :]
+
+
 def _create_file(path: str, header: bytes, size: int) -> mmap.mmap:
     if not _create_unnamed(path, header, size):
         _create_named(path, header, size)

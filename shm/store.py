@@ -1,6 +1,6 @@
 """A process's own shared memory (Store) and its view of that of others (Reader).
 
-Not safe for use by several threads at once; every caller has one owner thread or a lock.
+A Store is not safe for use by several threads at once: it has one owner thread, or a lock. A Reader is.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from typing import Dict, List, NamedTuple, Optional
 
 from .arena import Arena
 from .errors import BadHandle, BadSegment, ShmFull
-from .segment import HEADER_NBYTES, Segment, segment_size
+from .segment import HEADER_NBYTES, Segment, map_private, segment_size
 
 LARGEST_SHARED_NBYTES = 64 << 20  # of a segment for many blocks; a larger block has a segment to itself
 KEEP_EMPTY_S = 10.0
+# From here on others' bytes are looked at through a private mapping; below, a copy is faster than the faults of new
+# pages.
+PRIVATE_NBYTES = 16 << 20
 
 
 class Block(NamedTuple):
@@ -167,9 +170,21 @@ class Reader:
                 buffer = self._attach(segment)
             if HEADER_NBYTES <= offset <= offset + nbytes <= len(buffer):
                 return buffer[offset : offset + nbytes]
-        except TypeError:  # a peer's integers need not be any
+        except (TypeError, ValueError):  # a peer's integers need not be any; another thread has just forgotten it
             pass
         raise BadHandle("a tensor handle lies outside its segment")
+
+    def view_shared(self, segment: str, offset: int, nbytes: int) -> memoryview:
+        """The same, of bytes that others look at, too: a copy-on-write view if it is large, else not to be written to.
+
+        The lease must last as long as a view does."""
+        view = self.view(segment, offset, nbytes)
+        if nbytes < PRIVATE_NBYTES:
+            return view
+        try:
+            return map_private(self._directory, segment, offset, nbytes)
+        except OSError:  # its owner has died, or there is no room for a mapping
+            return memoryview(bytearray(view))
 
     def forget(self, segment: str) -> None:
         """Unmap one segment, once the views of it are gone."""
@@ -180,7 +195,7 @@ class Reader:
 
     def trim(self) -> None:
         """Unmap segments that their owners have unlinked: nothing in them is on lease any more."""
-        for name in [name for name in self._segments if not os.path.exists(os.path.join(self._directory, name))]:
+        for name in [name for name in list(self._segments) if not os.path.exists(os.path.join(self._directory, name))]:
             self.forget(name)
 
     def close(self) -> None:

@@ -1,19 +1,206 @@
-"""Calls from a model to other models. A later capability: for now each call ends in a clear exception."""
+"""Calls from a model to other models (business logic scripting, BLS).
+
+A call is sent when it is made, not when it is awaited. Its answers come in whichever thread reads the bus; what the
+model gets of them is made in the thread, or by the coroutine, that wants it. A tensor that the model has received and
+not looked at goes on as it lies in shared memory; others are copied there once.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import contextlib
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from . import borrowed, calls
+from .placer import PlacedTensor, Placer
+from .response import InferenceResponse
+from .response import receive as receive_response
+from .shared import errors, messages, shm_errors, store
+from .tensor import Tensor, binary_form, lend
+from .tensor import receive as receive_tensor
 from .triton_error import TritonModelException
 
+if TYPE_CHECKING:  # most models need none
+    import asyncio
 
-class Execution:
-    """Whether this process is inside ``execute``; it runs one instance."""
-
-    running = False
+Answer = Tuple[messages.Answered, List[memoryview]]
+_NOT_NOW = "BLS is only supported during the 'execute' function."
 
 
-def call() -> NoReturn:
-    if not Execution.running:
-        raise TritonModelException("BLS is only supported during the 'execute' function.")
-    raise TritonModelException("BLS is not supported by this version of tensorbus.")
+class _Memory(NamedTuple):
+    """Where the tensors of calls go, and where those of answers come from."""
+
+    placer: Placer
+    reader: store.Reader
+
+
+_memory: Optional[_Memory] = None
+
+
+def serve(placer: Placer, reader: store.Reader) -> None:
+    """Before the model is loaded; when it may call is for ``calls.serving`` to say."""
+    global _memory
+    _memory = _Memory(placer, reader)
+
+
+class Call:
+    """One request to another model. Its inputs stay where they are until nobody looks at them any more."""
+
+    def __init__(self, request: messages.Request, inputs: Sequence[Tensor], decoupled: bool) -> None:
+        """Sends it. ``request`` has no inputs. Raises TritonModelException."""
+        if _memory is None or not calls.serving():
+            raise TritonModelException(_NOT_NOW)
+        self._model = request.model
+        self._memory = _memory
+        self._pid = os.getpid()
+        self._answers: Deque[Answer] = deque()
+        self._waking: List[Callable[[], None]] = []
+        self._dropped = False
+        self._complete = False
+        self._inputs = _memory.placer.place([self._outgoing(tensor) for tensor in inputs])
+        message = request._replace(inputs=self._inputs.references)
+        executing = calls.executing.get()
+
+        def make(number: int) -> Tuple[messages.Call, calls.Frames]:
+            call = messages.Call(messages.CALL, number, message, executing.batch, executing.waits, decoupled)
+            return call, self._inputs.frames
+
+        try:
+            self._number = calls.call(make, self._on_answer)
+        except calls.NotServing:
+            self._end_inputs()
+            raise TritonModelException(_NOT_NOW) from None
+
+    def has_answer(self) -> bool:
+        return bool(self._answers)
+
+    def is_complete(self) -> bool:
+        """The final answer has come."""
+        return self._complete
+
+    def take(self) -> Tuple[InferenceResponse, bool]:
+        """The next answer that has come, and whether it is the final one."""
+        answered, frames = self._answers.popleft()
+        return self._response(answered, frames), answered.response.final
+
+    def take_only(self) -> InferenceResponse:
+        """The response of a complete call to a model that has one. A final flag may have come behind it."""
+        response, _ = self.take()
+        self.drop()
+        return response
+
+    def wait(self, done: Callable[[], object]) -> None:
+        """Blocks until ``done()``, which asks this call; an exception (of a signal handler, say) ends the call."""
+        try:
+            calls.wait(done)
+        except calls.NotServing:
+            raise TritonModelException(_NOT_NOW) from None
+        except BaseException:
+            self.abandon()
+            raise
+
+    async def arrival(self, done: Callable[[], object]) -> None:
+        """Waits in the running event loop until ``done()``, which asks this call."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        while not done():
+            woken: asyncio.Future[None] = loop.create_future()
+            self._waking.append(lambda woken=woken: _wake(loop, woken))  # type: ignore[misc]
+            if done():  # since we asked
+                return
+            await woken
+
+    def cancel(self) -> None:
+        """Answers still come, in the end that it was cancelled."""
+        if not self._complete and os.getpid() == self._pid:
+            with contextlib.suppress(calls.NotServing):
+                calls.cancel(self._number)
+
+    def drop(self) -> None:
+        """Nobody will take any more answers."""
+        self._dropped = True
+        self._discard()
+
+    def abandon(self) -> None:
+        """Neither does the model want them made."""
+        self.cancel()
+        self.drop()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_answers"):
+            self._discard()
+
+    # --- in the thread that reads the bus
+
+    def _on_answer(self, answered: messages.Answered, frames: List[memoryview]) -> None:
+        self._answers.append((answered, frames) if self._memory.placer.is_ours else self._copied(answered, frames))
+        if answered.response.final:
+            self._complete = True
+            if answered.response.retained:
+                calls.on_returned(answered.call, self._end_inputs)
+            else:
+                self._end_inputs()
+        if self._dropped:
+            self._discard()
+        waking, self._waking = self._waking, []
+        for wake in waking:
+            wake()
+
+    # --- tensors out and in
+
+    def _outgoing(self, tensor: Tensor) -> PlacedTensor:
+        place = lend(tensor) if self._memory.placer.is_ours else None
+        return tensor._name, tensor._datatype, tensor._shape, place or binary_form(tensor)
+
+    def _end_inputs(self) -> None:
+        self._memory.placer.free(self._inputs)
+
+    def _response(self, answered: messages.Answered, frames: List[memoryview]) -> InferenceResponse:
+        response = answered.response
+        if response.error is not None:
+            return receive_response([], response.error, response.parameters)
+        tensors, roots, error = [], [], None
+        try:
+            for name, datatype, shape, place, shared in response.outputs:
+                view = self._view(place, shared, frames)
+                tensor, root = receive_tensor(name, datatype, shape, view, place, shared, bool(response.lease))
+                tensors.append(tensor)
+                if root is not None:
+                    roots.append(root)
+        except (shm_errors.BadHandle, IndexError, ValueError):
+            text = "Model {} - Error when running inference: its outputs cannot be read".format(self._model)
+            tensors, roots, error = [], [], (int(errors.ErrorKind.INTERNAL), text)
+        if response.lease:
+            borrowed.hold(answered.origin, response.lease, roots)
+        return receive_response(tensors, error, response.parameters)
+
+    def _view(self, place: Union[messages.Handle, int], shared: bool, frames: List[memoryview]) -> memoryview:
+        if isinstance(place, int):
+            return frames[place]
+        return self._memory.reader.view_shared(*place) if shared else self._memory.reader.view(*place)
+
+    def _copied(self, answered: messages.Answered, frames: List[memoryview]) -> Answer:
+        """In a process that the model forked: it may end at any moment, without a word about what it has borrowed."""
+        response = answered.response
+        try:
+            copies = [memoryview(bytearray(self._view(place, False, frames))) for *_, place, _ in response.outputs]
+        except (shm_errors.BadHandle, IndexError):
+            return answered, frames  # ``take`` says so
+        if response.lease:
+            calls.read(answered.origin, response.lease)
+        outputs = [tensor._replace(place=frame) for frame, tensor in enumerate(response.outputs)]
+        return answered._replace(response=response._replace(outputs=outputs, lease=0)), copies
+
+    def _discard(self) -> None:
+        with contextlib.suppress(IndexError):  # empty
+            while True:
+                answered, _ = self._answers.popleft()
+                if answered.response.lease and os.getpid() == self._pid:
+                    calls.read(answered.origin, answered.response.lease)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))

@@ -16,11 +16,14 @@ import sys
 import threading
 from collections import deque
 from contextvars import ContextVar
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .bus import Bus
-from .channel import Channel, Closed
+from .closed import Closed
 from .shared import errors, messages
+
+if TYPE_CHECKING:  # unit tests of models need no ZeroMQ
+    from .bus import Bus
+    from .channel import Channel
 
 Frames = Sequence[Union[bytes, memoryview]]
 OnAnswer = Callable[[messages.Answered, List[memoryview]], None]
@@ -222,6 +225,9 @@ class Connection:
         """Raises NotServing."""
         if not forked():
             raise NotServing
+        from .bus import Bus
+        from .channel import Channel
+
         with self._lock:
             if self.calls is None:
                 key = "{}/{}-{}".format(self._key, os.getpid(), secrets.token_hex(4))

@@ -16,6 +16,7 @@ from typing import List, NamedTuple, Optional, Sequence, Union
 import zmq
 
 from . import codec
+from .closed import Closed as Closed
 from .shared import messages
 
 _RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)  # pyzmq's enums are slow
@@ -24,10 +25,6 @@ _LINGER_MS = 2000  # at exit; a server that does not read for longer will not mi
 # (a debugger, a laptop's lid) must find its stubs again.
 _HEARTBEAT_INTERVAL_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 60_000
-
-
-class Closed(Exception):
-    """A line of a thread or an exit handler of the model that comes after the stub's last message."""
 
 
 class Received(NamedTuple):

@@ -2,70 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from itertools import count
+from typing import Dict, List, Sequence, Tuple
 
-from . import gpu
-from .session import PlacedTensor
-from .shared import ALIGNMENT, errors, messages, shm_errors, store
+from .placer import Placed, PlacedTensor, Placer
+from .shared import errors, messages
 
 
 class Outputs:
-    """Places the tensors of responses: in shared memory on lease to their reader, or as frames of the next message."""
+    """Places the tensors of responses: in shared memory on lease to their reader, or as frames of their message.
 
-    def __init__(self, own: Optional[store.Store]) -> None:
-        """Without a store, all go inline."""
-        self._store = own
-        self._leases: Dict[int, store.Block] = {}
-        self._last_lease = 0
-        self._frames: List[bytes] = []
+    Safe for several threads."""
 
-    def place(self, tensors: Sequence[PlacedTensor]) -> Tuple[List[messages.TensorRef], int]:
-        starts, total = [], 0
-        for tensor in tensors:
-            starts.append(total)
-            nbytes = len(tensor[3])
-            total += nbytes + -nbytes % ALIGNMENT
-        block = self._allocate(total)
-        if block is None:
-            return [self._place_inline(tensor) for tensor in tensors], 0
-        references = []
-        for (name, datatype, shape, data), start in zip(tensors, starts):
-            if isinstance(data, gpu.DeviceArray):
-                data.copy_into(block.view[start : start + len(data)])
-            else:
-                block.view[start : start + len(data)] = data
-            place = messages.Handle(block.segment, block.offset + start, len(data))
-            references.append(messages.TensorRef(name, datatype, shape, place))
-        self._last_lease += 1
-        self._leases[self._last_lease] = block
-        return references, self._last_lease
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._leases: Dict[int, Placed] = {}
+        self._numbers = count(1)
+
+    def place(self, tensors: Sequence[PlacedTensor], frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
+        """``frames`` are those of the message; inline tensors go to their end."""
+        placed = self._placer.place(tensors, len(frames))
+        frames += placed.frames
+        if not placed.is_on_lease:
+            return placed.references, 0
+        lease = next(self._numbers)
+        self._leases[lease] = placed
+        return placed.references, lease
 
     def release(self, leases: Sequence[int]) -> None:
         """Raises ProtocolError for one that is not held."""
         for lease in leases:
-            block = self._leases.pop(lease, None)
-            if block is None or self._store is None:
+            placed = self._leases.pop(lease, None)
+            if placed is None:
                 raise errors.ProtocolError("release of lease {}, which is not held".format(lease))
-            self._store.free(block)
-
-    def take_frames(self) -> List[bytes]:
-        """The inline tensors since the last call: they belong into the message that names them."""
-        frames, self._frames = self._frames, []
-        return frames
+            self._placer.free(placed)
 
     def trim(self, now_s: float) -> None:
-        if self._store is not None:
-            self._store.trim(now_s)
-
-    def _allocate(self, nbytes: int) -> Optional[store.Block]:
-        if self._store is None or nbytes == 0:
-            return None
-        try:
-            return self._store.allocate(nbytes)
-        except shm_errors.ShmFull:
-            return None
-
-    def _place_inline(self, tensor: PlacedTensor) -> messages.TensorRef:
-        name, datatype, shape, data = tensor
-        self._frames.append(bytes(data))  # a copy, since the model may use its array again before the message leaves
-        return messages.TensorRef(name, datatype, shape, len(self._frames) - 1)
+        self._placer.trim(now_s)

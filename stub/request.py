@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any, FrozenSet, List, Mapping, NoReturn, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, FrozenSet, List, Mapping, Optional, Sequence, Set, Union
 
-from . import bls
+import numpy as np
+
 from .arguments import incompatible, int_argument, list_argument, text_argument
+from .bls import Call
+from .open_request import OpenRequest
 from .parameters import checked_parameters
 from .pybind_enum import PybindEnum
-from .sender import Delivery, InferenceResponseSender
+from .response import InferenceResponse
+from .response_iterator import ResponseIterator
+from .sender import InferenceResponseSender
 from .shared import messages
 from .tensor import Tensor
 from .triton_error import TritonModelException
+
+if TYPE_CHECKING:  # most models need none
+    import asyncio
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -55,16 +63,16 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """``_message`` holds the request's plain data; a received request has the batch's Delivery as well."""
+    """``_message`` holds the request's plain data; a received request is an OpenRequest as well."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_default_outputs", "_delivery", "_flags", "_inputs", "_message", "_sender")
+    __slots__ = ("__weakref__", "_default_outputs", "_flags", "_inputs", "_message", "_open", "_sender")
 
-    _delivery: Optional[Delivery]
     _default_outputs: FrozenSet[str]
     _flags: int
     _inputs: List[Tensor]
     _message: messages.Request
+    _open: Optional[OpenRequest]
     _sender: Optional[InferenceResponseSender]
 
     def __init__(
@@ -92,7 +100,7 @@ class InferenceRequest:
         self._inputs = tensors
         self._flags = int_argument("__init__", flags, 0, _UINT32)
         self._default_outputs = frozenset()
-        self._delivery = None
+        self._open = None
         self._sender = None
         self._message = messages.Request(
             id=0,
@@ -129,7 +137,7 @@ class InferenceRequest:
     def parameters(self) -> str:
         """JSON text: compact for a received request, in the style of ``json.dumps`` for a self-made one."""
         parameters = self._message.parameters
-        if self._delivery is None:
+        if self._open is None:
             return json.dumps(parameters)
         return json.dumps(parameters, separators=(",", ":"), ensure_ascii=False) if parameters else "{}"
 
@@ -143,38 +151,68 @@ class InferenceRequest:
     def get_response_sender(self) -> InferenceResponseSender:
         """The same object at each call."""
         if self._sender is None:
-            self._sender = InferenceResponseSender(self._message, self._delivery)
+            self._sender = InferenceResponseSender(self._open)
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """False for now: cancellation is not passed on to models yet."""
-        return False
+        """Whether the client is gone or no longer wants an answer. False for a request that the model has made."""
+        return self._open is not None and self._open.is_cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Only releasing all is possible for now; rescheduling comes with iterative sequences."""
-        if int_argument("set_release_flags", flags, 0, _UINT32) == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise TritonModelException("Request rescheduling is not supported by this version of tensorbus.")
+        """With RELEASE_RESCHEDULE the request is not answered now but executed again."""
+        release = int_argument("set_release_flags", flags, 0, _UINT32)
+        if self._open is None:
+            raise TritonModelException("Release flags can be set for received requests only.")
+        self._open.release = release
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        """Calls the model and waits for its response. Raises TritonModelException."""
-        bls.call()
+    def exec(self, decoupled: bool = False) -> Union[InferenceResponse, ResponseIterator]:
+        """Calls the model and waits, without the GIL, for its response; with ``decoupled`` for the first of them.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:
-        bls.call()
+        An error of the model called is in the response. Raises TritonModelException where no call can be made.
+        """
+        call = _call("exec", self, decoupled)
+        if decoupled:
+            call.wait(call.has_answer)
+            return ResponseIterator(call)
+        call.wait(call.is_complete)
+        return call.take_only()
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Union[InferenceResponse, ResponseIterator]]:
+        """The same for ``await``. The call is made at once, in the running event loop; as many as wanted at a time."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        call = _call("async_exec", self, decoupled)
+        task = loop.create_task(_result(call, bool(decoupled)))
+        task.add_done_callback(lambda task: call.abandon() if task.cancelled() else None)
+        return task
 
 
 def receive(
-    message: messages.Request, inputs: List[Tensor], delivery: Delivery, default_outputs: FrozenSet[str]
+    message: messages.Request, inputs: List[Tensor], open_request: OpenRequest, default_outputs: FrozenSet[str]
 ) -> InferenceRequest:
     """A request of a batch."""
     request = InferenceRequest.__new__(InferenceRequest)
     request._message = message
     request._inputs = inputs
     request._flags = message.flags
-    request._delivery = delivery
+    request._open = open_request
     request._default_outputs = default_outputs
     request._sender = None
     return request
+
+
+def _call(function: str, request: InferenceRequest, decoupled: object) -> Call:
+    if not isinstance(decoupled, (bool, np.bool_)):
+        raise incompatible(function, "{}(decoupled: bool = False)".format(function), decoupled)
+    message = request._message
+    plain = message._replace(id=0, inputs=[], flags=request._flags)
+    return Call(plain, request._inputs, bool(decoupled))
+
+
+async def _result(call: Call, decoupled: bool) -> Union[InferenceResponse, ResponseIterator]:
+    await call.arrival(call.has_answer if decoupled else call.is_complete)
+    return ResponseIterator(call) if decoupled else call.take_only()
 
 
 def _check_kinds(preferred_memory: object, trace: object) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arguments import incompatible, list_argument
 from .parameters import checked_parameters
 from .shared import messages
 from .tensor import Tensor
-from .triton_error import TritonError, TritonModelException
+from .triton_error import ErrorCode, TritonError, TritonModelException
 
 _NONE: Dict[str, messages.ParameterValue] = {}
+_OF_ERROR: Dict[str, messages.ParameterValue] = {}  # a received error's, which are no JSON
 
 
 class InferenceResponse:
@@ -46,8 +47,26 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """JSON text."""
-        return json.dumps(self._parameters)
+        """JSON text; "" for the error of a call to another model."""
+        return "" if self._parameters is _OF_ERROR else json.dumps(self._parameters)
+
+
+def receive(
+    tensors: List[Tensor], error: Optional[Tuple[int, str]], parameters: Dict[str, messages.ParameterValue]
+) -> InferenceResponse:
+    """What another model has answered."""
+    response = InferenceResponse.__new__(InferenceResponse)
+    response._tensors = tensors
+    response._error = None if error is None else TritonError(error[1], _code(error[0]))
+    response._parameters = parameters if error is None else _OF_ERROR
+    return response
+
+
+def _code(kind: int) -> ErrorCode:
+    try:
+        return ErrorCode(kind)
+    except ValueError:
+        return ErrorCode.UNKNOWN
 
 
 def _refuse(tensor: object) -> None:

@@ -1,14 +1,15 @@
 """``pb_utils.Tensor``: a named array of a received request or of a response to be.
 
 Who owns the bytes. A received tensor is a view of the sender's memory: writable, zero copy, leased until the last array
-over it has gone (stub/retained.py). A tensor made by the model aliases the model's array until it is sent, except
-BYTES, which are encoded at once.
+over it has gone (stub/retained.py, stub/borrowed.py). As long as the model has not looked at it, it can be lent to
+others as it lies there; bytes that others look at too are copied when the model looks. A tensor made by the model
+aliases the model's array until it is sent, except BYTES, which are encoded at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, List, NoReturn, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,22 @@ from . import dlpack, gpu
 from .arguments import incompatible, text_argument
 from .bytes_tensor import join_elements, object_array, split_elements
 from .numpy_types import DATATYPE, DTYPE
-from .shared import datatypes
+from .shared import datatypes, messages, store
 from .triton_error import TritonModelException
 
+_LENT_NBYTES = 64 << 10  # what is smaller is copied into a response: it costs less than a second lease
 _SMALL_NBYTES = 4096  # up to here a copy costs less than a flat memoryview (50 to 180 ns)
 _BYTE = np.dtype(np.uint8)
 _BF16_BITS = np.dtype(np.uint16)  # NumPy has no BF16; its bits travel as these
+
+
+class Place(NamedTuple):
+    """Where a received tensor lies whose elements the model has not seen yet. Holding ``root`` keeps them there."""
+
+    handle: messages.Handle
+    root: NDArray[Any]
+    shared: bool  # others look at them, too
+    borrowed: bool  # of another model, so that the lease is ours to end
 
 
 class Tensor:
@@ -31,18 +42,21 @@ class Tensor:
     __module__ = "c_python_backend_utils"
     # _data: the binary form where it is not the array's own memory (BYTES, BF16, on a GPU), else None.
     # _array: what as_numpy returns; None for BYTES not decoded yet, for BF16 and on a GPU.
-    __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
+    # _place: None once the model has seen the elements, and for all that it has made itself.
+    __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_place", "_shape")
 
     _array: Optional[NDArray[Any]]
     _data: Union[NDArray[Any], gpu.DeviceArray, bytes, None]
     _datatype: str
     _name: str
+    _place: Optional[Place]
     _shape: Tuple[int, ...]
 
     def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
         if not isinstance(numpy_array, np.ndarray):
             raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, numpy_array)
         self._name = name if type(name) is str and name and name.isascii() else _checked_name(name)
+        self._place = None
         datatype = DATATYPE.get(numpy_array.dtype)
         if datatype is None:
             self._encode(numpy_array)
@@ -82,6 +96,8 @@ class Tensor:
 
     def as_numpy(self) -> NDArray[Any]:
         """The same array at each call. A received tensor's is writable and stays valid as long as anybody holds it."""
+        if self._place is not None:
+            _show(self)
         array = self._array
         if array is None:
             array = self._array = self._decode()
@@ -133,6 +149,7 @@ class Tensor:
         made = Tensor.__new__(Tensor)
         made._name = name
         made._datatype = datatype
+        made._place = None
         made._shape = shape
         if datatype == "BF16" or isinstance(bits, gpu.DeviceArray):
             made._array, made._data = None, bits
@@ -160,7 +177,13 @@ def _of_numpy(name: str, array: NDArray[Any]) -> Tensor:
 
 
 def receive(
-    name: str, datatype: str, shape: Tuple[int, ...], data: memoryview
+    name: str,
+    datatype: str,
+    shape: Tuple[int, ...],
+    data: memoryview,
+    place: Union[messages.Handle, int] = -1,
+    shared: bool = False,
+    borrowed: bool = False,
 ) -> Tuple[Tensor, Optional[NDArray[Any]]]:
     """A tensor over ``data`` (1-D, format "B") and the root array: whoever uses that memory holds the root.
 
@@ -170,6 +193,7 @@ def receive(
     tensor = Tensor.__new__(Tensor)
     tensor._name = name
     tensor._datatype = datatype
+    tensor._place = None
     tensor._shape = shape
     dtype = DTYPE.get(datatype)
     if not len(data):
@@ -179,14 +203,36 @@ def receive(
     if data.readonly:  # an inline frame; models may write to their inputs
         data = memoryview(bytearray(data))
     if dtype is None:
-        bits: NDArray[Any] = np.frombuffer(data, _BF16_BITS if datatype == "BF16" else _BYTE)
+        root: NDArray[Any] = np.frombuffer(data, _BF16_BITS if datatype == "BF16" else _BYTE)
         tensor._array = None
-        tensor._data = bits
-        return tensor, bits
-    root: NDArray[Any] = np.frombuffer(data, dtype)
-    tensor._array = root if len(shape) == 1 else root.reshape(shape)
-    tensor._data = None
+        tensor._data = root
+    else:
+        root = np.frombuffer(data, dtype)
+        tensor._array = root if len(shape) == 1 else root.reshape(shape)
+        tensor._data = None
+    if not isinstance(place, int):
+        # A large one is seen through a private mapping.
+        tensor._place = Place(place, root, shared and len(data) < store.PRIVATE_NBYTES, borrowed)
     return tensor, root
+
+
+def lend(tensor: Tensor) -> Optional[Place]:
+    """For others to look at, if the model has not yet."""
+    place = tensor._place
+    if place is not None and not place.shared:
+        place = tensor._place = place._replace(shared=True)
+    return place
+
+
+def _show(tensor: Tensor) -> None:
+    """The model is about to see the elements, and may write to them."""
+    place, tensor._place = tensor._place, None
+    if place is not None and place.shared and tensor._datatype != "BYTES":  # those are decoded, a copy as it is
+        if tensor._array is not None:
+            tensor._array = tensor._array.copy()
+        else:
+            assert isinstance(tensor._data, np.ndarray)
+            tensor._data = tensor._data.copy()
 
 
 def on_gpu(tensor: Tensor, device: int) -> Tensor:
@@ -217,6 +263,8 @@ def _bits(tensor: Tensor) -> Union[NDArray[Any], gpu.DeviceArray]:
     """What a DLPack capsule of the tensor shows. Raises TritonModelException."""
     if tensor._datatype == "BYTES":
         raise TritonModelException("DLPack does not have support for string tensors.")
+    if tensor._place is not None:
+        _show(tensor)
     data = _memory(tensor) if tensor._data is None else tensor._data
     assert not isinstance(data, bytes)
     return data
@@ -234,3 +282,14 @@ def binary_form(tensor: Tensor) -> Union[bytes, memoryview, gpu.DeviceArray]:
     if array.nbytes <= _SMALL_NBYTES:
         return array.tobytes()
     return array.data.cast("B")
+
+
+def outgoing(tensor: Tensor) -> Union[bytes, memoryview, gpu.DeviceArray, Place]:
+    """For a response: what another model has answered goes on as it lies there, all else as ``binary_form``.
+
+    A request's inputs do not: their memory would be used again if this process died before the response was read.
+    """
+    place = tensor._place
+    if place is not None and place.borrowed and place.handle.nbytes >= _LENT_NBYTES:
+        return lend(tensor) or binary_form(tensor)
+    return binary_form(tensor)

@@ -6,6 +6,7 @@ from protocol.errors import ProtocolError
 from shm.arena import ALIGNMENT
 from shm.store import Reader, Store
 from stub.outputs import Outputs
+from stub.placer import Placer
 
 A = ("A", "UINT8", (3,), b"abc")
 B = ("B", "UINT8", (2,), memoryview(b"de"))
@@ -27,7 +28,7 @@ def reader(tmp_path):
 
 
 def test_the_tensors_of_a_response_share_a_block_and_a_lease(store, reader):
-    (first, second), lease = Outputs(store).place([A, B])
+    (first, second), lease = Outputs(Placer(store)).place([A, B])
     assert (first[:3], second[:3]) == (A[:3], B[:3])
     assert (bytes(reader.view(*first.place)), bytes(reader.view(*second.place))) == (b"abc", b"de")
     assert second.place.offset - first.place.offset == ALIGNMENT
@@ -35,7 +36,7 @@ def test_the_tensors_of_a_response_share_a_block_and_a_lease(store, reader):
 
 
 def test_memory_is_used_again_once_its_lease_is_released(store):
-    outputs = Outputs(store)
+    outputs = Outputs(Placer(store))
     (before, *_), lease = outputs.place([A])
     outputs.release([lease])
     (after, *_), another = outputs.place([A])
@@ -45,14 +46,14 @@ def test_memory_is_used_again_once_its_lease_is_released(store):
 
 @pytest.mark.parametrize("leases", [[1], [0]])
 def test_the_release_of_what_is_not_on_lease_is_a_protocol_error(store, leases):
-    outputs = Outputs(store)
+    outputs = Outputs(Placer(store))
     outputs.release([outputs.place([A])[1]])
     with pytest.raises(ProtocolError, match=f"release of lease {leases[0]}, which is not held"):
         outputs.release(leases)
 
 
 def test_without_a_store_tensors_are_frames_of_the_next_message_and_no_other():
-    outputs = Outputs(None)
+    outputs = Outputs(Placer(None))
     (first, second), lease = outputs.place([A, B])
     assert (first.place, second.place, lease) == (0, 1, 0)
     assert outputs.take_frames() == [b"abc", b"de"]
@@ -60,7 +61,7 @@ def test_without_a_store_tensors_are_frames_of_the_next_message_and_no_other():
 
 
 def test_what_has_no_room_in_shared_memory_is_a_frame(store):
-    outputs = Outputs(store)
+    outputs = Outputs(Placer(store))
     large = ("L", "UINT8", (1 << 22,), bytes(1 << 22))
     ((reference,), lease) = outputs.place([large])
     assert (reference.place, lease) == (0, 0)
@@ -68,7 +69,7 @@ def test_what_has_no_room_in_shared_memory_is_a_frame(store):
 
 
 def test_a_frame_is_a_copy_since_the_model_may_use_its_array_again():
-    outputs = Outputs(None)
+    outputs = Outputs(Placer(None))
     array = bytearray(b"abc")
     outputs.place([("A", "UINT8", (3,), memoryview(array))])
     array[:] = b"xyz"
@@ -76,7 +77,7 @@ def test_a_frame_is_a_copy_since_the_model_may_use_its_array_again():
 
 
 def test_a_response_without_a_byte_takes_no_lease(store):
-    outputs = Outputs(store)
+    outputs = Outputs(Placer(store))
     ((reference,), lease) = outputs.place([EMPTY])
     assert (reference.place, lease) == (0, 0)
     assert outputs.take_frames() == [b""]

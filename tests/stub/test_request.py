@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -125,10 +126,23 @@ def test_release_flags_are_positional() -> None:
 
 
 def test_calls_to_models_outside_execute_say_so() -> None:
-    for call in (make().exec, make().async_exec):
+    async def call() -> None:
+        await make().async_exec()
+
+    for attempt in (make().exec, lambda: asyncio.run(call())):
         with pytest.raises(pb_utils.TritonModelException) as caught:
-            call()
+            attempt()
         assert str(caught.value) == "BLS is only supported during the 'execute' function."
+
+
+def test_a_call_to_be_awaited_needs_a_running_loop() -> None:
+    with pytest.raises(RuntimeError, match=r"^no running event loop$"):
+        make().async_exec()
+
+
+def test_whether_a_call_is_decoupled_is_a_bool() -> None:
+    with pytest.raises(TypeError):
+        make().exec(decoupled=1)
 
 
 def test_preferred_memory_takes_a_memory_type() -> None:

@@ -201,9 +201,9 @@ def test_a_decoupled_model_is_refused_clearly(load: Load) -> None:
     assert "does not support" in failure(loaded)
 
 
-def test_calls_to_other_models_are_refused_clearly(load: Load) -> None:
+def test_calls_to_other_models_without_a_server_are_refused_clearly(load: Load) -> None:
     call = 'pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m").exec()'
-    assert failure(load(model(call))).startswith("TritonModelException: BLS is not supported by this version")
+    assert failure(load(model(call))).startswith("TritonModelException: BLS is only supported during the 'execute'")
 
 
 def test_inputs_that_cannot_be_read_fail_the_batch_before_the_model(load: Load) -> None:

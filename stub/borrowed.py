@@ -1,0 +1,31 @@
+"""Outputs of other models that this one uses: they are on lease until the last array over them has gone."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any, Dict, List, Sequence, Tuple
+from weakref import ref
+
+from numpy.typing import NDArray
+
+from . import calls
+
+_held: Dict[Tuple[str, int], List[ref[NDArray[Any]]]] = {}  # a weak reference tells only while it lives itself
+
+
+def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
+    """The lease is over when none of the roots (tensor.receive) is left."""
+    pid, gone = os.getpid(), count(1)
+
+    def on_gone(_: object) -> None:
+        """In any thread, while anything else goes on; and in processes forked since, whose copies mean nothing."""
+        if next(gone) == len(refs) and os.getpid() == pid:
+            _held.pop((origin, lease), None)
+            calls.read(origin, lease)
+
+    refs = [ref(root, on_gone) for root in roots]
+    _held[origin, lease] = refs
+    if not refs:
+        del _held[origin, lease]
+        calls.read(origin, lease)
