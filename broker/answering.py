@@ -1,0 +1,223 @@
+"""What stubs say of requests, and what the askers are told: every response, and the one end of each request.
+
+A request ends where it leaves ``living``: in ``_executed`` if ``execute`` returned its only response, in ``_responded``
+if a response sender ended it, else in ``fail``.
+"""
+
+from __future__ import annotations
+
+from broker.calls import Calls, released
+from broker.events import Action, Answer, Kill, Say
+from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
+from broker.iterative import again
+from broker.model import ModelVersion
+from broker.queue import Frames, Pending
+from broker.registry import Registry
+from broker.releases import Releases
+from broker.roster import Roster
+from metrics.recorder import BACKEND, CANCELED
+from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
+from protocol.messages import Executed, Response, Results
+
+
+class Answering:
+    """``living`` are the requests that have no final answer yet, by id, wherever they are."""
+
+    def __init__(self, registry: Registry, roster: Roster, releases: Releases, epoch_ms: int) -> None:
+        """``epoch_ms`` turns ``now`` into wall-clock milliseconds."""
+        self._roster = roster
+        self._releases = releases
+        self._epoch_ms = epoch_ms
+        self.living: dict[int, tuple[ModelVersion, Pending]] = {}
+        self.calls = Calls(registry)
+        self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
+
+    def results(
+        self, version: ModelVersion, instance: Instance, message: Results, frames: Frames, now: int
+    ) -> list[Action]:
+        """What a stub has to tell of its work."""
+        actions: list[Action] = []
+        try:
+            for response in message.responses:
+                actions += self._responded(version, instance, response, frames, now)
+            for executed in message.executed:
+                actions += self._executed(version, instance, executed, frames, now)
+        except IllegalTransition as fault:  # what it answered before is answered
+            return actions + breach(instance.key, fault)
+        for request in message.released:
+            retained = instance.retained.pop(request, None)
+            if retained is not None:
+                actions.append(released(retained))
+        for origin, lease in self.calls.read(instance.index, message.read):
+            self.outputs_read(origin, lease, now)
+        return actions
+
+    def _executed(
+        self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
+    ) -> list[Action]:
+        """``execute`` has returned. Most often each request of the batch ends by the one response that it returned;
+        that they count is left to ``count``."""
+        dispatched = instance.take(executed)
+        if not _answers_all(dispatched, executed):
+            instance.outstanding.appendleft(dispatched)
+            return self._executed_in_part(version, instance, executed, frames, now)
+        self._uncounted.append((version, instance, dispatched, executed, now))
+        actions: list[Action] = []
+        for pending, response in zip(dispatched.requests, executed.responses, strict=True):
+            if response.retained:
+                instance.retained[response.request] = pending
+            del self.living[response.request]
+            pending.answered = True
+            actions += self._answer(version, pending, response, instance.key, frames, now)
+            if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
+                actions.append(failure(version, pending, response.error[1]))
+        return actions
+
+    def _executed_in_part(
+        self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
+    ) -> list[Action]:
+        """Response senders have answered requests of the batch, or will; or the model wants them again."""
+        actions: list[Action] = []
+        for response in executed.responses:
+            actions += self._responded(version, instance, response, frames, now)
+        dispatched = instance.outstanding.popleft()
+        _, input_ns, infer_ns, output_ns, _, _, rescheduled = executed
+        instance.observe(input_ns + infer_ns + output_ns)
+        version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
+        timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
+        for pending, ended_ns in dispatched.ended:
+            self.count_ended(version, pending, timing, ended_ns)
+        for pending in dispatched.unanswered():
+            if pending.request.id in rescheduled:
+                actions += self._again(version, pending, now)
+            else:
+                instance.open[pending.request.id] = Open(pending, executed.batch, timing)
+        return actions
+
+    def _responded(
+        self, version: ModelVersion, instance: Instance, response: Response, frames: Frames, now: int
+    ) -> list[Action]:
+        """One response of any number; the final one ends the request."""
+        place = instance.held(response.request)
+        pending = self.living[response.request][1]
+        actions: list[Action] = []
+        if response.error is not None and pending.error is None:
+            pending.error = response.error
+            if response.error[0] != ErrorKind.CANCELLED:
+                actions.append(failure(version, pending, response.error[1]))
+        if response.final:
+            instance.answered = True
+            if response.retained:
+                instance.retained[response.request] = pending
+            del self.living[response.request]
+            pending.answered = True
+            if isinstance(place, Open):
+                del instance.open[response.request]
+                self.count_ended(version, pending, place.timing, now)
+            else:
+                place.ended.append((pending, now))
+        return self._answer(version, pending, response, instance.key, frames, now) + actions
+
+    def _again(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
+        if not version.config.iterative:
+            cause = "to reschedule a request needs sequence_batching { iterative_sequence: true } in the configuration"
+            return self.fail(version, pending, InternalError(f"model '{version.name}': {cause}"), now)
+        if pending.unwanted:
+            return self.fail(version, pending, Cancelled(""), now)
+        pending.holder = 0
+        again(pending)
+        version.queue.push(pending)
+        version.recorder.queued()
+        return []
+
+    def _answer(
+        self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
+    ) -> list[Action]:
+        if pending.caller is None:
+            return [Answer(pending, response, origin, frames)]
+        actions, is_read = self.calls.answer(version, pending, response, origin, frames)
+        if is_read and response.lease:
+            self.outputs_read(origin, response.lease, now)
+        return actions
+
+    def count(self) -> None:
+        """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
+        for version, instance, dispatched, executed, now in self._uncounted:
+            _, input_ns, infer_ns, output_ns, _, responses, _ = executed
+            instance.observe(input_ns + infer_ns + output_ns)
+            version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
+            timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
+            for pending, response in zip(dispatched.requests, responses, strict=True):
+                pending.error = response.error
+                self.count_ended(version, pending, timing, now)
+        self._uncounted.clear()
+
+    def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
+        """A request that its model has answered; an error among its responses makes it a failure."""
+        total_ns = now - pending.arrived_ns
+        if pending.error is not None:
+            version.recorder.failed(REASONS.get(pending.error[0], BACKEND), total_ns)
+            return
+        sent_ns, input_ns, infer_ns, output_ns = timing
+        queue_ns = sent_ns - pending.arrived_ns
+        now_ms = now // 1_000_000 + self._epoch_ms
+        version.recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
+
+    def fail(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> list[Action]:
+        """A request ends that no instance has answered."""
+        del self.living[pending.request.id]
+        pending.answered = True
+        reason = REASONS.get(error.kind, BACKEND)
+        version.recorder.failed(reason, now - pending.arrived_ns)
+        actions = self._answer(version, pending, refusal(pending.request.id, error), "", (), now)
+        return actions if reason == CANCELED else [*actions, failure(version, pending, str(error))]
+
+    def outputs_read(self, origin: str, lease: int, now: int) -> None:
+        """Somebody has read the outputs of a response; the stub that has them is told with its next message."""
+        found = self._roster.serving(origin)
+        if found is not None:
+            self._releases.add(found[1], lease, now)
+
+    def caller_died(self, instance: Instance, now: int) -> list[Pending]:
+        """Ends the leases that a dead process has had; returns the calls that it made, which nobody wants now."""
+        calls, leases = self.calls.died(instance.index)
+        for origin, lease in leases:
+            self.outputs_read(origin, lease, now)
+        return calls
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self.calls.check(set(self.living))
+
+
+# Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
+REASONS = {int(ErrorKind.CANCELLED): CANCELED}
+
+
+def _answers_all(dispatched: Dispatched, executed: Executed) -> bool:
+    """Whether each request of the batch has its one and only response in it."""
+    answered = [response.request for response in executed.responses if response.final]
+    return (
+        answered == [pending.request.id for pending in dispatched.requests]
+        and len(answered) == len(executed.responses)
+        and not dispatched.ended
+        and all(pending.error is None for pending in dispatched.requests)
+    )
+
+
+def breach(key: str, fault: IllegalTransition) -> list[Action]:
+    return [Kill(key), Say("error", "a stub broke the protocol", {"cause": str(fault)})]
+
+
+def refusal(request: int, error: ServingError) -> Response:
+    return Response(request, [], error=(int(error.kind), str(error)))
+
+
+def failure(version: ModelVersion, pending: Pending, text: str) -> Say:
+    fields = {
+        "model": version.name,
+        "version": version.version,
+        "request_id": pending.request.request_id,
+        "cause": text,
+    }
+    return Say("error", "request failed", fields)

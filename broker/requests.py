@@ -1,0 +1,197 @@
+"""The way of a request to an instance: it comes, waits, perhaps is given up, and goes out with others of its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.answering import Answering, refusal
+from broker.deadlock import is_stuck
+from broker.events import Action, Answer, Send, Submitted
+from broker.instance import Dispatched, Instance, not_healthy
+from broker.iterative import begin
+from broker.model import ModelVersion
+from broker.queue import Caller, Frames, Pending
+from broker.registry import Registry
+from broker.releases import Releases
+from broker.roster import Roster
+from broker.scheduler import assign
+from broker.settings import BrokerSettings
+from protocol.errors import STOPPING, Cancelled, InternalError, ServingError, Unavailable
+from protocol.messages import (
+    ANSWERED,
+    CANCEL,
+    EXECUTE,
+    Answered,
+    Batch,
+    Call,
+    Cancel,
+    CancelCall,
+    Execute,
+    Handle,
+    Request,
+)
+
+
+class Requests:
+    """What came in together leaves together: ``dispatch`` ends a turn."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        roster: Roster,
+        releases: Releases,
+        answering: Answering,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._roster = roster
+        self._releases = releases
+        self._answering = answering
+        self._waiting_calls: list[Pending] = []  # that came in this turn
+        self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
+        self._last_batch = 0
+        self.stopping = False
+
+    # --- a request comes ------------------------------------------------------------------------------------------
+
+    def submitted(self, event: Submitted, now: int) -> list[Action]:
+        request = event.request
+        try:
+            if self.stopping:  # before the look-up: a model that is unloaded already is not unknown
+                raise Unavailable(STOPPING)
+            version = self._registry.find(request.model, request.version)
+        except ServingError as error:
+            return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
+        pending = Pending(request, event.frames, event.sink, version.batch_size(request), event.arrived_ns)
+        return self._enqueue(version, pending, now)
+
+    def call(self, key: str, message: Call, frames: Frames, now: int) -> list[Action]:
+        """A model's own request; it comes while the server stops, too, or what is in flight could not be finished."""
+        found = self._roster.serving(key)
+        if found is None:
+            return []
+        instance = found[1]
+        parents = instance.requests_of(message.batch)
+        caller = Caller(key, message.call, instance.index, instance.shared, message.waits, parents)
+        try:
+            version, pending = self._answering.calls.open(message, caller, frames, now)
+        except ServingError as error:
+            return [Send(key, Answered(ANSWERED, message.call, refusal(0, error), ""))]
+        if message.waits:
+            self._waiting_calls.append(pending)
+        return self._enqueue(version, pending, now)
+
+    def _enqueue(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
+        self._answering.living[pending.request.id] = (version, pending)
+        dead = version.dead_instance()
+        if dead is not None:
+            return self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
+        if version.config.iterative:
+            begin(version, pending)
+        self._queue(version, pending)
+        return []
+
+    def touch(self, version: ModelVersion) -> None:
+        """Its instances may be able to take work now: look at the end of the turn."""
+        self._dirty[version] = None
+
+    def _queue(self, version: ModelVersion, pending: Pending) -> None:
+        version.queue.push(pending)
+        version.recorder.queued()
+        self._dirty[version] = None
+
+    # --- nobody wants it any more ---------------------------------------------------------------------------------
+
+    def cancel_call(self, key: str, message: CancelCall, frames: Frames, now: int) -> list[Action]:
+        pending = self._answering.calls.find(key, message.call)
+        return [] if pending is None else self.cancel(pending.request.id, now)
+
+    def cancel(self, request: int, now: int) -> list[Action]:
+        """In the queue it ends at once. The instance that holds it is told, and so are those that it waits for."""
+        found = self._answering.living.get(request)
+        if found is None or found[1].unwanted:
+            return []
+        version, pending = found
+        if not pending.holder:
+            version.queue.cancel(pending)
+            version.recorder.dequeued()
+            return self._answering.fail(version, pending, Cancelled(""), now)
+        pending.unwanted = True
+        holder = next(one for one in version.instances if one.index == pending.holder)
+        actions: list[Action] = [Send(holder.key, Cancel(CANCEL, [request]))]
+        for call in self._answering.calls.of(holder.index):
+            if call.caller is not None and pending in call.caller.parents and _all_unwanted(call.caller.parents):
+                actions += self.cancel(call.request.id, now)
+        return actions
+
+    # --- it goes to an instance -----------------------------------------------------------------------------------
+
+    def dispatch(self, now: int) -> list[Action]:
+        """Ends a turn: one message for each instance that gets work."""
+        self._answering.count()
+        actions: list[Action] = []
+        for version in self._dirty:
+            if not version.queue:
+                continue
+            for instance, batches in assign(version, self._settings):
+                actions.append(self._execute(version, instance, batches, now))
+        self._dirty.clear()
+        if self._waiting_calls:
+            actions += self._fail_stuck(now)
+        return actions
+
+    def _fail_stuck(self, now: int) -> list[Action]:
+        """A call that closes a circle of calls, each waiting for the next, fails instead of hanging all of them."""
+        actions: list[Action] = []
+        for pending in self._waiting_calls:
+            found = self._answering.living.get(pending.request.id)
+            if found is None or pending.holder or not is_stuck(pending, self._answering.calls, self._answering.living):
+                continue
+            version = found[0]
+            version.queue.cancel(pending)
+            version.recorder.dequeued()
+            cause = InternalError(
+                f"Model {version.name} - Error when running inference: the call would wait for itself, since every "
+                f"instance of model '{version.name}' waits for it; add instances to its instance_group"
+            )
+            actions += self._answering.fail(version, pending, cause, now)
+        self._waiting_calls.clear()
+        return actions
+
+    def _execute(self, version: ModelVersion, instance: Instance, batches: list[list[Pending]], now: int) -> Send:
+        sent = []
+        frames: list[memoryview | bytes] = []
+        for pendings in batches:
+            self._last_batch += 1
+            requests = []
+            for pending in pendings:
+                pending.holder = instance.index
+                version.recorder.dequeued()
+                requests.append(rebase(pending, frames) if pending.frames else pending.request)
+            instance.outstanding.append(Dispatched(self._last_batch, pendings, now))
+            sent.append(Batch(self._last_batch, requests))
+        return self._send(instance, sent, frames)
+
+    def tell_releases(self, now: int) -> list[Action]:
+        """To stubs that have got no work to tell it with."""
+        return [self._send(instance, [], ()) for instance in self._releases.due(now)]
+
+    def _send(self, instance: Instance, batches: list[Batch], frames: Frames) -> Send:
+        message = Execute(EXECUTE, batches, self._releases.take(instance))
+        return Send(instance.key, message, frames, instance.shared)
+
+
+def _all_unwanted(pendings: Iterable[Pending]) -> bool:
+    return all(pending.unwanted for pending in pendings)
+
+
+def rebase(pending: Pending, frames: list[memoryview | bytes]) -> Request:
+    """The request with its inline tensors moved to the end of ``frames``, which grows by them."""
+    first = len(frames)
+    frames.extend(pending.frames)
+    inputs = [
+        tensor if isinstance(tensor.place, Handle) else tensor._replace(place=first + tensor.place)
+        for tensor in pending.request.inputs
+    ]
+    return pending.request._replace(inputs=inputs)
