@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, FrozenSet, List, Mapping, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, FrozenSet, List, Literal, Mapping, Optional, Sequence, Set, Union, overload
 
 import numpy as np
 
@@ -165,6 +165,12 @@ class InferenceRequest:
             raise TritonModelException("Release flags can be set for received requests only.")
         self._open.release = release
 
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+
     def exec(self, decoupled: bool = False) -> Union[InferenceResponse, ResponseIterator]:
         """Calls the model and waits, without the GIL, for its response; with ``decoupled`` for the first of them.
 
@@ -177,7 +183,13 @@ class InferenceRequest:
         call.wait(call.is_complete)
         return call.take_only()
 
-    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Union[InferenceResponse, ResponseIterator]]:
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
+
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[ResponseIterator]: ...
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """The same for ``await``. The call is made at once, in the running event loop; as many as wanted at a time."""
         import asyncio
 

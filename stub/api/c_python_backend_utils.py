@@ -8,6 +8,7 @@ from _tensorbus_app.stub.metric_family import Metric, MetricFamily, MetricKind
 from _tensorbus_app.stub.model_control import is_model_ready, load_model, unload_model
 from _tensorbus_app.stub.request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
 from _tensorbus_app.stub.response import InferenceResponse
+from _tensorbus_app.stub.response_iterator import ResponseIterator
 from _tensorbus_app.stub.sender import InferenceResponseSender
 from _tensorbus_app.stub.tensor import Tensor
 from _tensorbus_app.stub.triton_error import TritonError, TritonModelException
@@ -24,10 +25,6 @@ class SharedMemory:
         """Free bytes of the shared memory's file system."""
         status = os.statvfs("/dev/shm" if os.path.isdir("/dev/shm") else "/")
         return status.f_bavail * status.f_frsize
-
-
-class ResponseIterator:
-    """Result of a decoupled call to another model; there are none yet."""
 
 
 shared_memory = SharedMemory()
