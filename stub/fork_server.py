@@ -7,6 +7,7 @@ running, sweeps their shared memory, and cleans up after the server itself.
 It talks to the launcher by lines of JSON over a socket pair:
 
     ["spawn", key, title, interpreter]   start a stub; null: fork, else run that (protocol/interpreters.py)
+                                         with it comes the descriptor that is to be its stdout and stderr
     ["kill", key]                        SIGKILL
     ["close"]                            kill all stubs and exit; the end of the socket says that the server died, too
 
@@ -28,7 +29,8 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Any, Dict, Iterator, List, NoReturn, Optional
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, NoReturn, Optional
 
 from .process import Start, set_title
 from .shared import interpreters, sweep
@@ -36,6 +38,7 @@ from .shared import interpreters, sweep
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux
 _SERVER_EXIT_TIMEOUT_S = 5.0
 _STUB_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 
@@ -52,6 +55,7 @@ class ForkServer:
         self._shm_directory = shm_directory
         self._keys: Dict[int, str] = {}  # by pid
         self._unparsed = b""
+        self._outputs: Deque[int] = deque()  # descriptors of the spawn orders that are not yet obeyed
         self._signals, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -86,11 +90,14 @@ class ForkServer:
 
     def _orders(self) -> Iterator[List[Any]]:
         try:
-            data = self._server.recv(65536, socket.MSG_DONTWAIT)
+            # Not socket.recv_fds, which forgets the flags that it is given.
+            data, ancillary, _, _ = self._server.recvmsg(65536, 1024, socket.MSG_DONTWAIT | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return
         except ConnectionError:
-            data = b""
+            data, ancillary = b"", []
+        for _, _, descriptors in ancillary:
+            self._outputs.extend(memoryview(descriptors).cast("i"))
         if not data:
             yield ["died"]
         *lines, self._unparsed = (self._unparsed + data).split(b"\n")
@@ -108,19 +115,25 @@ class ForkServer:
 
     def _spawn(self, start: Start, interpreter: Optional[interpreters.Interpreter]) -> Optional[Start]:
         parent = os.getpid()
+        output = self._outputs.popleft()
         try:
             pid = os.fork()
         except OSError as error:
             print("tensorbus: cannot start {}: {}".format(start.title, error), file=sys.stderr, flush=True)
             self._tell("exited", start.key, os.EX_OSERR)
+            os.close(output)
             return None
         if pid:
+            os.close(output)
             with contextlib.suppress(OSError):  # the child does the same; whoever is first
                 os.setpgid(pid, pid)
             self._keys[pid] = start.key
             self._tell("started", start.key, pid)
             return None
         self._leave(parent)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
         if interpreter is not None:
             _exec(interpreter, start)
         return start
@@ -134,6 +147,8 @@ class ForkServer:
         self._selector.close()
         for end in (self._server, self._wake, self._signals):
             end.close()
+        for output in self._outputs:  # of others, whose end would not be seen
+            os.close(output)
         if self._server_exit is not None:
             os.close(self._server_exit)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -14,10 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
+from .print_pipe import Printed, PrintPipe
 from .shared import interpreters, sweep
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
@@ -29,12 +30,18 @@ _log = structlog.get_logger()
 class Launcher:
     """Invariant: ``_pids`` has every stub for which ``on_exit`` is still to be called."""
 
-    def __init__(self, bus: str, run_dir: str, shm_directory: str, on_exit: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, bus: str, run_dir: str, shm_directory: str, on_exit: Callable[[str, int], None], printed: Printed
+    ) -> None:
         """``on_exit(key, status)`` is called on the loop once a stub is dead and its segments are gone, but not after
-        ``close``; the status is an exit code, or minus the signal that killed it. It may call ``spawn``."""
+        ``close``; the status is an exit code, or minus the signal that killed it. It may call ``spawn``.
+        ``printed(title, lines)`` is told what stubs write to stdout and stderr, before it is told that they are dead.
+        """
         self._arguments = ["--bus", bus, "--run-dir", run_dir, "--shm-directory", shm_directory]
         self._shm_directory = shm_directory
         self._on_exit = on_exit
+        self._printed = printed
+        self._print_pipes: dict[str, PrintPipe] = {}  # by key
         self._pids: dict[str, int] = {}  # by key; 0 until the fork server has told it
         self._fork_server: _ForkServer | None = None
         self._closing = False
@@ -54,7 +61,12 @@ class Launcher:
         if self._closing:
             raise RuntimeError("the launcher is closed")
         self._pids[key] = 0
-        self._running_fork_server().order("spawn", key, title, interpreter)
+        try:
+            with self._print_pipe(key, title) as output:
+                self._running_fork_server().order("spawn", key, title, interpreter, fd=output)
+        except OSError as error:  # no descriptors are left
+            _log.error("cannot start a stub", instance=title, cause=str(error))
+            self._exited(key, os.EX_OSERR)
 
     def kill(self, key: str) -> None:
         """SIGKILL for a stub and all that its model has started; no error if it is dead already."""
@@ -70,6 +82,20 @@ class Launcher:
                 await asyncio.wait_for(self._all_gone.wait(), _CLOSE_TIMEOUT_S)
             self._drop_fork_server()
             sweep.sweep(self._shm_directory)
+        for pipe in self._print_pipes.values():
+            pipe.drain()
+            pipe.close()
+
+    @contextlib.contextmanager
+    def _print_pipe(self, key: str, title: str) -> Iterator[int]:
+        """The end that the new stub writes to, for as long as it takes to hand it over."""
+        self._print_pipes = {of: pipe for of, pipe in self._print_pipes.items() if pipe.is_open}
+        ours, theirs = os.pipe()
+        self._print_pipes[key] = PrintPipe(ours, title, self._printed)
+        try:
+            yield theirs
+        finally:
+            os.close(theirs)
 
     def _running_fork_server(self) -> _ForkServer:
         if self._fork_server is None:
@@ -100,6 +126,8 @@ class Launcher:
 
     def _exited(self, key: str, status: int) -> None:
         del self._pids[key]
+        if key in self._print_pipes:
+            self._print_pipes[key].drain()
         if not self._closing:
             # Not called from here: should it raise, the reports behind this one must not be lost.
             asyncio.get_running_loop().call_soon(self._on_exit, key, status)
@@ -160,9 +188,13 @@ class _ForkServer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def order(self, *words: str | interpreters.Interpreter | None) -> None:
+    def order(self, *words: str | interpreters.Interpreter | None, fd: int | None = None) -> None:
+        """An ``fd`` goes with the order's first byte."""
+        data = json.dumps(words).encode() + b"\n"
         with contextlib.suppress(OSError):  # its death is noticed by reading
-            self._socket.sendall(json.dumps(words).encode() + b"\n")
+            if fd is not None:
+                data = data[socket.send_fds(self._socket, [data], [fd]) :]
+            self._socket.sendall(data)
 
     def reports(self) -> list[tuple[str, str, int]] | None:
         """The stubs that have started (with their pid) or exited (with their status) since; None at the end."""

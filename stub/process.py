@@ -18,7 +18,7 @@ import traceback
 import types
 from typing import Callable, NamedTuple, NoReturn, Optional
 
-from . import logger, readiness, signals
+from . import logger, readiness, signals, streams
 from .channel import Channel, Closed
 from .loop import Loop
 from .outputs import Outputs
@@ -121,6 +121,7 @@ def _become_stub(title: str) -> None:
     # Processes that the model starts by multiprocessing run the file of __main__ again, unless it has none.
     sys.modules["__main__"] = types.ModuleType("__main__")
     signals.ignore()
+    streams.open_streams()
     _reseed()
 
 

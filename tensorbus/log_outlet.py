@@ -25,6 +25,10 @@ class Outlet:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
+    def has_room(self) -> bool:
+        """At once; a file always has."""
+        return bool(self._poll.poll(0))
+
     def write(self, line: bytes) -> None:
         """A closed pipe or a full disk must not stop the server either, and there is nowhere to say so."""
         with self._lock:
@@ -41,11 +45,11 @@ class Outlet:
 
     def _put(self, data: bytes) -> bytes:
         """What found no room."""
-        while data and self._has_room():
+        while data and self._waited_for_room():
             data = data[os.write(self.fd, data[: self._most(data)]) :]
         return data
 
-    def _has_room(self) -> bool:
+    def _waited_for_room(self) -> bool:
         self._stuck = not self._poll.poll(0 if self._stuck else _PATIENCE_MS)
         return not self._stuck
 

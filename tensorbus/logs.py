@@ -3,7 +3,10 @@
     I1129 20:36:28.129911 5002 core.py:604] "loading" model=add_sub version=1      --log-format=default
     2026-11-29T20:36:28Z I 5002 core.py:604] "loading" model=add_sub version=1     --log-format=ISO8601
 
-The message is a JSON string, so that no text of a client or a model can forge a line. Every module logs through
+    I1129 20:36:28.129911 5002 add_sub:1 add_sub_0_0] hello                        what a model printed
+
+The message is a JSON string, so that no text of a client or a model can forge a line; only what models print stands
+there as it was printed, one line for each of theirs. Every module logs through
 ``structlog.get_logger()``; ``configure`` alone knows where that ends. A logger that was bound once (``log.bind(...)``
 kept in an object) turns a filtered event away in 0.2 us; the module's unbound one looks its binding up at each call.
 """
@@ -17,6 +20,7 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +30,7 @@ from tensorbus.log_outlet import Outlet
 from tensorbus.rate_limit import RateLimit
 
 _EVENTS_PER_SECOND = 10  # of one warning or error of one model; the rest is counted
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")  # values that need no quotes
 
 
@@ -95,6 +100,17 @@ class ServerLog:
     def _line(self, level: str, file: str, line: int, text: str) -> bytes:
         place = _value(os.path.basename(file))
         return f"{self._stamp(level)} {os.getpid()} {place}:{line}] {text}\n".encode(errors="backslashreplace")
+
+    def printed(self, source: str, lines: Sequence[str]) -> bool:
+        """What a model printed: as it is, whatever the settings say. False if the log has no room for more at once."""
+        outlet = self._file or self._streams[0]
+        if outlet.dropped:
+            self._tell_dropped(outlet)
+        source = json.dumps(source) if _CONTROL.search(source) else source
+        preamble = f"{self._stamp('I')} {os.getpid()} {source}] "
+        for line in lines:
+            outlet.write(f"{preamble}{line}\n".encode(errors="backslashreplace"))
+        return outlet.has_room()
 
     def close(self) -> None:
         if self._file is not None:
@@ -183,6 +199,11 @@ def current_settings() -> LogSettings:
 def log_line(level: str, file: str, line: int, text: str) -> None:
     """A line that comes from a model's Logger, with the model's file and line. ``level`` is "I", "W", "E" or "V"."""
     _log.line(level, file, line, text)
+
+
+def log_printed(source: str, lines: Sequence[str]) -> bool:
+    """Lines that the model of ``source`` has printed. False if the log has no room for more at once."""
+    return _log.printed(source, lines)
 
 
 def log_table(table: str) -> None:

@@ -33,7 +33,7 @@ from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.log_outlet import Outlet
-from tensorbus.logs import current_settings, log_line, log_table
+from tensorbus.logs import current_settings, log_line, log_printed, log_table
 from tensorbus.repository import load_repositories
 from tensorbus.run_directory import run_directory
 from tensorbus.settings import ServeSettings
@@ -71,7 +71,7 @@ class Server:
         self._housekeeping: asyncio.Task[None] | None = None
         self._backends = backends.scan((settings.backend_directory, _BACKENDS), settings.backend_values)
         bus = f"ipc://{run_dir}/bus"
-        self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit)
+        self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
         broker_settings = BrokerSettings(
             bus=bus,
             shm_directory=self._shm_directory,

@@ -75,6 +75,7 @@ class BareBroker:
         self.process: subprocess.Popen | None = None  # a stub by path
         self.fork_server: subprocess.Popen | None = None
         self.forked_pid = 0
+        self.output = 2  # where stubs of the fork server write to
         self.last_id = 100
 
     # --- life ---
@@ -84,7 +85,7 @@ class BareBroker:
         if self.fork_server is None:
             self.start_fork_server()
         self.new_key()
-        self.orders.sendall(json.dumps(["spawn", self.key, self.key, None]).encode() + b"\n")
+        socket.send_fds(self.orders, [json.dumps(["spawn", self.key, self.key, None]).encode() + b"\n"], [self.output])
         hello = self.receive()
         self.forked_pid = hello.pid
         return hello

@@ -48,10 +48,19 @@ class Host:
         self.shm_directory = directory / "shm"
         self.shm_directory.mkdir()
         self.router = router
+        self.printed: list[tuple[str, str]] = []
         self.exits: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.launcher = Launcher(
-            f"ipc://{directory}/bus", str(directory), str(self.shm_directory), lambda *exit: self.exits.put_nowait(exit)
+            f"ipc://{directory}/bus",
+            str(directory),
+            str(self.shm_directory),
+            lambda *exit: self.exits.put_nowait(exit),
+            self._print,
         )
+
+    def _print(self, title: str, lines: list[str]) -> bool:
+        self.printed += [(title, line) for line in lines]
+        return True
 
     async def hello(self) -> tuple[str, Hello]:
         """The next stub to say so, and what it says."""
@@ -270,13 +279,46 @@ def test_another_interpreter_gets_an_environment_that_is_activated_for_it(host, 
     host(test)
 
 
-def test_an_interpreter_that_cannot_be_run_is_told_as_a_death(host, capfd):
+def test_what_a_stub_says_comes_before_its_death_and_under_its_title(host):
+    async def test(host):
+        path = host.directory / "talker"
+        path.write_text("#!/bin/sh\nseq 1000; echo wrong >&2; printf last\n")
+        path.chmod(stat.S_IRWXU)
+        for name in ("a", "b"):
+            host.launcher.spawn(name, f"{name}:1 {name}_0", Interpreter(str(path), "/nowhere"))
+        for _ in range(2):
+            key, status = await host.exit()
+            assert status == 0
+            said = [line for title, line in host.printed if title == f"{key}:1 {key}_0"]
+            assert said == [*map(str, range(1, 1001)), "wrong", "last"]
+
+    host(test)
+
+
+def test_who_outlives_a_stub_may_go_on_talking(host):
+    async def test(host):
+        path, away, go = host.directory / "leaver", host.directory / "away", host.directory / "go"
+        survivor = f"touch {away}; until [ -e {go} ]; do sleep 0.01; done; echo late"
+        path.write_text(f"#!/bin/sh\nsetsid sh -c '{survivor}' &\nuntil [ -e {away} ]; do sleep 0.01; done\n")
+        path.chmod(stat.S_IRWXU)
+        host.launcher.spawn("a", "a_0", Interpreter(str(path), "/nowhere"))
+        assert await host.exit() == ("a", 0)
+        assert not host.printed
+        go.touch()
+        await until(lambda: host.printed == [("a_0", "late")])
+
+    host(test)
+
+
+def test_an_interpreter_that_cannot_be_run_is_told_as_a_death(host):
     async def test(host):
         host.launcher.spawn("a", "a_0", Interpreter("/nowhere/python", "/nowhere"))
         assert await host.exit() == ("a", 127)
+        ((title, line),) = host.printed
+        assert title == "a_0"
+        assert line.endswith("cannot run /nowhere/python for a_0: No such file or directory")
 
     host(test)
-    assert "cannot run /nowhere/python for a_0: No such file or directory" in capfd.readouterr().err
 
 
 # --- what the dead leave behind ---------------------------------------------------------------------------------
@@ -360,7 +402,7 @@ from shm.segment import Segment
 from stub.launcher import Launcher
 
 async def main():
-    launcher = Launcher({bus!r}, {run_dir!r}, {shm!r}, print)
+    launcher = Launcher({bus!r}, {run_dir!r}, {shm!r}, print, print)
     await launcher.start()
     segment = Segment.create({shm!r}, 1000)
     launcher.spawn("a", "a")

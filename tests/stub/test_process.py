@@ -336,13 +336,31 @@ def test_the_process_is_the_models_own(broker, model, start, tmp_path):
     }
 
 
-def test_output_of_the_model_goes_where_the_servers_goes(broker, model, start, capfd):
-    broker.stop_fork_server()  # it has the files that were ours when it started
-    start()
-    broker.serve(model("def initialize(self, args): print('out', flush=True); print('err', file=sys.stderr)"))
-    said = capfd.readouterr()
-    assert "out\n" in said.out
-    assert "err\n" in said.err
+@pytest.fixture
+def printed(broker):
+    """The end to read from of what forked stubs write."""
+    ours, broker.output = os.pipe()
+    yield ours
+    os.close(ours)
+    os.close(broker.output)
+    broker.output = 2
+
+
+def test_what_the_model_prints_is_out_when_the_line_is_complete(broker, model, printed):
+    broker.start()
+    code = "print('out'); print('err', file=sys.stderr); os.write(1, b'raw'); print('caf\\xe9')"
+    broker.serve(model("def initialize(self, args): " + code))
+    assert os.read(printed, 1000) == b"out\nerr\nrawcaf\xc3\xa9\n"
+
+
+def test_a_crash_tells_where_it_was(broker, model, printed):
+    broker.start()
+    broker.serve(model("def answer(self, array): import ctypes; ctypes.string_at(0)"))
+    broker.execute(broker.request(1)[0])
+    assert broker.exit_code() == -signal.SIGSEGV
+    said = os.read(printed, 10000).decode()
+    assert "Segmentation fault" in said
+    assert "model.py" in said
 
 
 def test_sigint_and_sigterm_do_nothing(broker, model, start):
