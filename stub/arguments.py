@@ -6,6 +6,7 @@ what does not fit is a TypeError that begins as pybind11's does.
 
 from __future__ import annotations
 
+import ctypes
 from operator import index
 from typing import Any, List, Mapping
 
@@ -47,6 +48,11 @@ def int_argument(function: str, value: Any, low: int, high: int) -> int:
     if not low <= number <= high:
         raise incompatible(function, "int in [{}, {}]".format(low, high), value)
     return number
+
+
+def as_double(value: Any) -> float:
+    """Takes what C takes for a double: float, int, bool, np.float32; not str. Raises TypeError and OverflowError."""
+    return value if type(value) is float else ctypes.c_double(value).value
 
 
 def list_argument(function: str, value: Any) -> List[Any]:

@@ -98,6 +98,13 @@ def read(origin: str, lease: int) -> None:
         _connection.calls.read(origin, lease)
 
 
+def drop_metric(is_family: bool, number: int) -> None:
+    """The model has let go of a metric (or family) of this process. From any thread, from a finalizer too; told soon,
+    and before anything is asked."""
+    if _connection.calls is not None:
+        _connection.calls.drop_metric(is_family, number)
+
+
 class Calls:
     """Invariant: a number is in ``_asked`` or ``_on_answer`` from before its message leaves until its last answer."""
 
@@ -110,6 +117,7 @@ class Calls:
         self._asked: Dict[int, List[messages.Told]] = {}
         self._on_answer: Dict[int, OnAnswer] = {}
         self._read: Deque[Tuple[str, int]] = deque()
+        self._dropped: Deque[Tuple[bool, int]] = deque()
         bus.handlers[messages.Told] = self._told
         bus.handlers[messages.Answered] = self._answered
         bus.handlers[messages.Returned] = self._returned
@@ -122,7 +130,22 @@ class Calls:
         """For Results.read: what was read since the last time."""
         return [self._read.popleft() for _ in range(len(self._read))]
 
+    @property
+    def has_dropped(self) -> bool:
+        return bool(self._dropped)
+
+    def tell_dropped(self) -> None:
+        families: List[int] = []
+        metrics: List[int] = []
+        with contextlib.suppress(IndexError):  # another thread may be telling, too
+            while True:
+                is_family, number = self._dropped.popleft()
+                (families if is_family else metrics).append(number)
+        if families or metrics:
+            self._send(messages.DropMetrics(messages.DROP_METRICS, families, metrics))
+
     def ask(self, make: Callable[[int], messages.ToBroker]) -> messages.Told:
+        self.tell_dropped()
         number = next(self._numbers)
         told = self._asked[number] = []
         try:
@@ -161,10 +184,16 @@ class Calls:
     def flush(self) -> None:
         if self._read:
             self._send(messages.Results(messages.RESULTS, [], [], [], self.take_read()))
+        self.tell_dropped()
 
     def read(self, origin: str, lease: int) -> None:
         self._read.append((origin, lease))
         if len(self._read) == 1:
+            self._bus.nudge()
+
+    def drop_metric(self, is_family: bool, number: int) -> None:
+        self._dropped.append((is_family, number))
+        if len(self._dropped) == 1:
             self._bus.nudge()
 
     def _send(self, message: messages.ToBroker, frames: Frames = ()) -> None:
