@@ -12,8 +12,8 @@ def open_streams() -> None:
 
     New ones, since those that a forked stub has inherited may take the pipe for the file that they were made for.
     """
-    sys.stdout = sys.__stdout__ = _stream(1)
-    sys.stderr = sys.__stderr__ = _stream(2)
+    sys.stdout = _stream(1)
+    sys.stderr = _stream(2)
     faulthandler.enable(file=2)
 
 
