@@ -64,7 +64,7 @@ class Server:
         sweep(self._shm_directory)
         self._store = Store(self._shm_directory, initial=settings.shm_default_byte_size)
         self._reader = Reader(self._shm_directory)
-        self.recorder = Recorder()
+        self.recorder = Recorder(custom=settings.allow_metrics)
         self._http: HttpFront | None = None
         self._grpc: GrpcEngine | None = None
         self._metrics: MetricsEndpoint | None = None
