@@ -119,7 +119,7 @@ class Bus:
                 if self._fault is not None:
                     raise self._fault
                 if not done():  # another thread may have glanced
-                    self._handle(self._channel.receive(math.ceil(left_s * 1000)))
+                    self._handle(self._channel.receive(math.ceil(left_s * 1000) if left_s > 0 else -1))
 
     def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
         waiter = _Waiter(done, threading.Lock(), is_main)
