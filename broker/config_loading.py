@@ -59,8 +59,6 @@ def _check_backend(config: ModelConfig, backend: Backend | None) -> None:
             f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
             "configuration."
         )
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        raise Unsupported(f"EXECUTION_ENV_PATH is not supported yet: model '{config.name}'")
     if config.runtime not in ("", PYTHON_FILENAME, f"libtriton_{config.backend}.so"):
         raise InvalidArgument(f"unable to find backend library '{config.runtime}' for model '{config.name}'")
 

@@ -21,6 +21,7 @@ from broker.events import (
     LoadModels,
     ModelSaid,
     OutputsRead,
+    Prepared,
     Say,
     StopServing,
     StubDied,
@@ -84,6 +85,7 @@ class Core:
             StubDied: self._stub_died,
             LoadModels: lambda event, now: self._startup.load(event, now),
             DeadlinePassed: self._deadline_passed,
+            Prepared: lambda event, now: self._startup.prepared(event, now),
             AskedReady: self._asked_ready,
             StopServing: self._stop_serving,
         }
@@ -198,13 +200,18 @@ class Core:
         """When DeadlinePassed is due, in the clock of ``now``."""
         deadlines = (
             self._releases.next_deadline(),
+            self._requests.next_deadline(),
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
         )
         return min((at for at in deadlines if at is not None), default=None)
 
+    def next_request_deadline(self) -> int | None:
+        """The same for requests and batches that wait, which may be sooner than the release delay."""
+        return self._requests.next_deadline()
+
     def _deadline_passed(self, event: DeadlinePassed, now: int) -> list[Action]:
-        actions = self._requests.tell_releases(now)
+        actions = self._requests.deadline_passed(now)
         return actions + self._recovery.restart_due(now) + self.readiness.give_up(now)
 
     # --- is it ready? ---------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
+from broker.execution_env import ExecutionEnv
 from broker.model import ModelVersion, VersionSource
 from broker.queue import Frames, Pending, Sink
+from protocol.errors import ServingError
+from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, ToBroker, ToStub
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -61,6 +64,14 @@ class LoadModels(NamedTuple):
     sources: list[VersionSource]
 
 
+class Prepared(NamedTuple):
+    """The answer to Prepare: the interpreter that runs this version, or why there is none."""
+
+    version: ModelVersion
+    interpreter: Interpreter | None
+    error: ServingError | None = None
+
+
 class DeadlinePassed(NamedTuple):
     """``next_deadline`` has come."""
 
@@ -78,7 +89,7 @@ class StopServing(NamedTuple):
 
 
 Event = Union[
-    Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, DeadlinePassed, AskedReady, StopServing
+    Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, Prepared, DeadlinePassed, AskedReady, StopServing
 ]
 
 # --- actions ----------------------------------------------------------------------------------------------------
@@ -108,11 +119,19 @@ class InputsReleased(NamedTuple):
     pending: Pending
 
 
+class Prepare(NamedTuple):
+    """Make the environment ready that this version is to run in; Prepared tells the end."""
+
+    version: ModelVersion
+    env: ExecutionEnv
+
+
 class Spawn(NamedTuple):
-    """Start a stub process with this routing id."""
+    """Start a stub process with this routing id; None is the server's own interpreter."""
 
     key: str
     title: str
+    interpreter: Interpreter | None = None
 
 
 class Kill(NamedTuple):
@@ -150,4 +169,4 @@ class TellReady(NamedTuple):
     ready: bool
 
 
-Action = Union[Send, Answer, InputsReleased, Spawn, Kill, Watch, Say, ModelSaid, TellReady]
+Action = Union[Send, Answer, InputsReleased, Prepare, Spawn, Kill, Watch, Say, ModelSaid, TellReady]

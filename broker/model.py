@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from broker.batcher import Batching, batching
 from broker.instance import Instance, InstanceState
 from broker.model_config import ModelConfig
 from broker.queue import RequestQueue
+from broker.queue_policy import QueuePolicy, queue_policy
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
+from protocol.interpreters import Interpreter
 from protocol.messages import Request
 from protocol.signature import Signature
 from protocol.validation import Checker
@@ -38,6 +41,7 @@ class VersionSource:
     config: ModelConfig
     labels: Labels = field(default_factory=dict)  # by output, from its label file
     refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
+    requirements: str = ""  # path of the requirements.txt beside its config.pbtxt, if there is one
 
     @property
     def version_directory(self) -> str:
@@ -52,10 +56,13 @@ class ModelVersion:
     """``signature``, ``recorder`` and instances exist from the time its configuration is complete."""
 
     __slots__ = (
+        "_batching",
         "_checker",
+        "_queue_policy",
         "config",
         "configuring",
         "instances",
+        "interpreter",
         "load_started_ns",
         "queue",
         "reason",
@@ -73,12 +80,15 @@ class ModelVersion:
         self.reason = ""
         self.configuring: str | None = None  # key of the process that runs auto_complete_config
         self.instances: list[Instance] = []
+        self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
         self.queue = RequestQueue()
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
         self.load_started_ns = now
         self.sequences = 0  # of iterative requests, so far
         self._checker: Checker | None = None
+        self._batching: Batching | None = None
+        self._queue_policy: QueuePolicy | None = None
 
     @property
     def name(self) -> str:
@@ -95,6 +105,20 @@ class ModelVersion:
             assert self.signature is not None
             self._checker = Checker(self.signature)
         return self._checker
+
+    @property
+    def batching(self) -> Batching:
+        """Of a READY version with dynamic batching."""
+        if self._batching is None:
+            self._batching = batching(self.config)
+        return self._batching
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """Of a READY version."""
+        if self._queue_policy is None:
+            self._queue_policy = queue_policy(self.config)
+        return self._queue_policy
 
     def batch_size(self, request: Request) -> int:
         """The inferences that a (checked) request counts for."""

@@ -21,6 +21,8 @@ from broker.proto import ModelConfigMessage
 from protocol.errors import InternalError, InvalidArgument, ServingError
 
 CONFIG_FILE = "config.pbtxt"
+REQUIREMENTS_FILE = "requirements.txt"
+_CUSTOM_STUB = "triton_python_backend_stub"
 VARIANTS = "configs"  # a model's folder of further config files, chosen by --model-config-name
 NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
 DUPLICATE_REASON = "model appears in two or more repositories"
@@ -39,6 +41,7 @@ class ModelDirectory:
     path: str
     config: ModelConfig
     config_given: bool
+    requirements: str = ""  # path of a requirements.txt, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,10 @@ def poll(name: str, path: str, auto_complete: bool = True, config_name: str = ""
         raise InvalidArgument(
             f"unexpected directory name '{name}' for model '{message.name}', directory name must equal model name"
         )
-    return ModelDirectory(name, path, from_message(message), config_given)
+    requirements = os.path.join(path, REQUIREMENTS_FILE)
+    return ModelDirectory(
+        name, path, from_message(message), config_given, requirements if os.path.isfile(requirements) else ""
+    )
 
 
 def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine]]:
@@ -134,6 +140,9 @@ def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine
         raise InvalidArgument(
             f"at least one version must be available under the version policy of model '{directory.name}'"
         )
+    if os.path.lexists(os.path.join(directory.path, _CUSTOM_STUB)):
+        text = f"the {_CUSTOM_STUB} of model '{directory.name}' is not used: any Python runs the model without one"
+        log.append(LogLine("W", text))
     return versions, log
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -26,6 +26,8 @@ from broker.events import (
     Kill,
     ModelSaid,
     OutputsRead,
+    Prepare,
+    Prepared,
     Say,
     Send,
     Spawn,
@@ -35,10 +37,12 @@ from broker.events import (
     TellReady,
     Watch,
 )
+from broker.execution_env import ExecutionEnv
 from broker.queue import Frames, Sink
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
-from protocol.errors import ProtocolError
+from protocol.errors import InternalError, ProtocolError, ServingError
+from protocol.interpreters import Interpreter
 from protocol.messages import Answered, Execute, Handle, Request, TensorRef, ToStub
 from shm.errors import BadSegment
 from shm.segment import Segment
@@ -59,15 +63,17 @@ _RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class BrokerServer:
-    """Owns the socket. ``spawn(key, title)`` and ``kill(key)`` are a launcher's; ``said`` logs a model's own line."""
+    """Owns the socket. ``spawn(key, title, interpreter)`` and ``kill(key)`` are a launcher's; ``prepare`` makes an
+    environment ready and may take long; ``said`` logs a model's own line."""
 
     def __init__(
         self,
         core: Core,
         settings: BrokerSettings,
         reader: Reader,
-        spawn: Callable[[str, str], None],
+        spawn: Callable[[str, str, Interpreter | None], None],
         kill: Callable[[str], None],
+        prepare: Callable[[ExecutionEnv], Awaitable[Interpreter]],
         said: Callable[[ModelSaid], None],
     ) -> None:
         self.core = core
@@ -75,15 +81,19 @@ class BrokerServer:
         self._reader = reader
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
+        self._prepare = prepare
+        self._preparing: set[asyncio.Task[None]] = set()
         self._sent = False  # since the socket was last looked at
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
             Send: self._send,
             InputsReleased: self._inputs_released,
-            Spawn: lambda action: spawn(action.key, action.title),
+            Prepare: self._start_preparing,
+            Spawn: lambda action: spawn(action.key, action.title, action.interpreter),
             Kill: lambda action: kill(action.key),
             Watch: self._watch,
             TellReady: lambda action: action.done(action.ready),
@@ -113,6 +123,12 @@ class BrokerServer:
         self._context.term()
         for segment in self._status_words.values():
             segment.close()
+
+    async def stop_preparing(self) -> None:
+        """What is still being prepared will not be needed."""
+        for task in self._preparing:
+            task.cancel()
+        await asyncio.gather(*self._preparing, return_exceptions=True)
 
     def ready(self, done: Callable[[bool], None]) -> None:
         """Whether a load balancer should send work here."""
@@ -167,7 +183,7 @@ class BrokerServer:
         self._carry_out(self.core.dispatch(now))
         if self._sent and self._has_input():
             self._on_readable()
-        elif self._timer is None:
+        else:
             self._set_timer()
 
     def _on_readable(self) -> None:
@@ -178,8 +194,7 @@ class BrokerServer:
             self._carry_out(self.core.dispatch(now))
             if not self._sent or not self._has_input():
                 break
-        if self._timer is None:
-            self._set_timer()
+        self._set_timer()
 
     def _has_input(self) -> bool:
         """To be asked after every send: it makes libzmq take note of input, and the FD does not tell of that again."""
@@ -213,12 +228,17 @@ class BrokerServer:
         self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
 
     def _set_timer(self) -> None:
-        """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``: no deadline is set for
-        sooner than that, so a running timer need not be looked at."""
-        at = self.core.next_deadline()
-        if at is not None:
-            delay_ns = min(max(0, at - time.monotonic_ns()), self._settings.release_delay_ns)
-            self._timer = self._loop.call_later(delay_ns / 1e9, self._on_timer)
+        """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``. Only requests and
+        batches that wait set deadlines sooner than that, so a running timer is looked at for theirs alone."""
+        running = self._timer is not None
+        at = self.core.next_request_deadline() if running else self.core.next_deadline()
+        if at is None or (running and at >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        now = time.monotonic_ns()
+        self._timer_at = now + min(max(0, at - now), self._settings.release_delay_ns)
+        self._timer = self._loop.call_later((self._timer_at - now) / 1e9, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -289,6 +309,22 @@ class BrokerServer:
             outputs = list(map(inlined, message.response.outputs))
             message = message._replace(response=message.response._replace(outputs=outputs))
         return message, frames
+
+    def _start_preparing(self, action: Prepare) -> None:
+        task = self._loop.create_task(self._prepared(action))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _prepared(self, action: Prepare) -> None:
+        version, env = action
+        try:
+            event = Prepared(version, await self._prepare(env))
+        except ServingError as error:
+            event = Prepared(version, None, error)
+        except Exception as fault:
+            log.error("an environment could not be prepared", model=version.name, exc_info=fault)
+            event = Prepared(version, None, InternalError(f"{env.asked_by}: {fault}"))
+        self.post(event)
 
     def _watch(self, action: Watch) -> None:
         try:

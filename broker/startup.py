@@ -1,7 +1,7 @@
 """How a model version comes up: its configuration is completed by a throw-away process, then its instances start.
 
-    LoadModels -> [Spawn, Hello, Load "auto_complete", Configured] -> per instance: Spawn, Hello, Load "serve", Ready
-                                                                      -> all ready: READY
+    LoadModels -> [Prepare, Prepared] -> [Spawn, Hello, Load "auto_complete", Configured]
+               -> per instance: Spawn, Hello, Load "serve", Ready -> all ready: READY
 
 Any failure on the way makes the version UNAVAILABLE with the reason, and its processes are killed.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from broker import auto_complete, config_loading
+from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
-from broker.events import Action, Kill, LoadModels, Say, Send, Spawn, StubDied, Watch
+from broker.events import Action, Kill, LoadModels, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
 from broker.model import ModelVersion, VersionState
 from broker.model_config import ModelConfig
@@ -74,11 +74,24 @@ class Startup:
             version.config = config_loading.prepare(version.config, backend=self._backend(version))
         except ServingError as error:
             return self.fail(version, error, now)
+        env = execution_env.wanted(version.source, self._backend(version))
+        return [Prepare(version, env)] if env is not None else self._complete(version, now)
+
+    def prepared(self, event: Prepared, now: int) -> list[Action]:
+        version = event.version
+        if version.state is not VersionState.LOADING:
+            return []
+        if event.error is not None:
+            return self.fail(version, event.error, now)
+        version.interpreter = event.interpreter
+        return self._complete(version, now)
+
+    def _complete(self, version: ModelVersion, now: int) -> list[Action]:
         if not self._settings.auto_complete:
             return self._start_instances(version, now)
         key = version.configuring = f"c{self._roster.next_index()}"
         self._roster.add_configuring(key, version)
-        return [Spawn(key, f"{version.name}:{version.version} auto_complete_config")]
+        return [Spawn(key, f"{version.name}:{version.version} auto_complete_config", version.interpreter)]
 
     def _start_instances(self, version: ModelVersion, now: int) -> list[Action]:
         """The configuration is as complete as it will be."""
@@ -230,7 +243,7 @@ def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, 
 def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> Spawn:
     """The next process of an instance, which is STARTING."""
     roster.add_instance(version, instance)
-    return Spawn(instance.key, f"{version.name}:{version.version} {instance.spec.name}")
+    return Spawn(instance.key, f"{version.name}:{version.version} {instance.spec.name}", version.interpreter)
 
 
 def end_processes(version: ModelVersion, finish: bool) -> list[Action]:

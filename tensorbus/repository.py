@@ -43,7 +43,9 @@ def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[V
     _say(lines)
     labels, refusal = _read_files(directory)
     return [
-        VersionSource(directory.name, version, directory.path, directory.config, labels, refusal)
+        VersionSource(
+            directory.name, version, directory.path, directory.config, labels, refusal, directory.requirements
+        )
         for version in versions
     ]
 

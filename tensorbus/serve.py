@@ -31,6 +31,7 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus.embedded import EmbeddedBus
+from tensorbus.environments import Environments
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.log_outlet import Outlet
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
@@ -80,8 +81,15 @@ class Server:
             load_concurrency=settings.model_load_thread_count,
             backends=self._backends,
         )
+        environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
-            self._core(broker_settings), broker_settings, self._reader, self._launcher.spawn, self._launcher.kill, _said
+            self._core(broker_settings),
+            broker_settings,
+            self._reader,
+            self._launcher.spawn,
+            self._launcher.kill,
+            environments.interpreter,
+            _said,
         )
 
     def _core(self, settings: BrokerSettings) -> Core:
@@ -200,6 +208,7 @@ class Server:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.broker.post(StopServing())
+        await self.broker.stop_preparing()
         fronts = asyncio.gather(*self._drain_fronts())
         log.info("Waiting for in-flight requests to complete.")
         drained = await _within(deadline, self._drained, self._say_in_flight)

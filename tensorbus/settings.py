@@ -30,6 +30,8 @@ class ServeSettings:
     log_file: str = ""
     escape_log_messages: bool = True  # TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in the environment
 
+    cache_directory: str = ""  # TENSORBUS_CACHE in the environment; for what is built once for models' environments
+
     model_repository: tuple[str, ...] = ()  # in the order given, each once
     exit_on_error: bool = True
     disable_auto_complete_config: bool = False
@@ -86,6 +88,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     settings = ServeSettings(
         **_fields(given),
         escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
+        cache_directory=_cache_directory(environ),
         deprecations=tuple(_deprecations(given)),
         ignored_flags=_once(one.flag.name for one in given if one.flag.ignored),
     )
@@ -93,6 +96,11 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     _check_ports(settings)
     _check_python_backend(settings)
     return settings
+
+
+def _cache_directory(environ: Mapping[str, str]) -> str:
+    user_cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    return os.path.abspath(environ.get("TENSORBUS_CACHE") or os.path.join(user_cache, "tensorbus"))
 
 
 def _fields(given: list[Given]) -> dict[str, Any]:

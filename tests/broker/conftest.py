@@ -23,6 +23,7 @@ from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import BrokerSettings
 from metrics.recorder import Recorder
+from protocol.interpreters import Interpreter
 from protocol.messages import (
     CALL,
     CONFIGURED,
@@ -71,6 +72,7 @@ class Bench:
         self.core = Core(self.settings, self.recorder, Handle("s", 128, 32), NONCE, 0)
         self.now = 1_000_000_000
         self.alive: dict[str, str] = {}  # key to title
+        self.interpreters: dict[str, Interpreter | None] = {}  # of every stub so far
         self.killed: list[str] = []
         self.inbox: dict[str, list] = {}  # what each stub has been sent and not yet handled
         self.said: list = []
@@ -92,6 +94,7 @@ class Bench:
             if isinstance(action, Spawn):
                 assert action.key not in self.alive
                 self.alive[action.key] = action.title
+                self.interpreters[action.key] = action.interpreter
                 self.inbox[action.key] = []
             elif isinstance(action, Kill):
                 self.killed.append(action.key)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import select
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -14,11 +15,14 @@ import zmq.asyncio
 
 from broker.core import Core
 from broker.events import LoadModels
+from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
 from metrics.recorder import Recorder
+from protocol.errors import InternalError
+from protocol.interpreters import Interpreter
 from protocol.messages import (
     HELLO,
     LOG,
@@ -60,20 +64,44 @@ class World:
         core = Core(settings, Recorder(), Handle(block.segment, block.offset, 32), b"n" * 32, 0)
         self.spawned: list[str] = []
         self.killed: list[str] = []
+        self.asked: list[ExecutionEnv] = []
+        self.environment: asyncio.Future[Interpreter] | Exception = asyncio.get_running_loop().create_future()
         self.server = BrokerServer(
             core,
             settings,
             Reader("/dev/shm"),
-            lambda key, title: self.spawned.append(key),
+            lambda key, title, interpreter: self.spawned.append(key),
             self.killed.append,
+            self.prepare,
             self.hear,
         )
         self.context = zmq.asyncio.Context()
         self.last_id = 0
         self.said = 0
 
+    async def prepare(self, env: ExecutionEnv) -> Interpreter:
+        self.asked.append(env)
+        if isinstance(self.environment, Exception):
+            raise self.environment
+        return await self.environment
+
     def hear(self, line) -> None:
         self.said += 1
+
+    def load_with_requirements(self, name: str) -> Callable[[], tuple[str, str]]:
+        """Returns what tells its state and the reason."""
+        message = ModelConfigMessage(name=name, backend="python")
+        message.instance_group.add(count=1, name=name)
+        for io in (message.input.add(), message.output.add()):
+            io.name, io.data_type, io.dims[:] = "X", 11, [-1]
+        config = from_message(message)
+        self.server.post(LoadModels([VersionSource(name, 1, "/repo", config, requirements="/repo/requirements.txt")]))
+
+        def told() -> tuple[str, str]:
+            rows = [row for row in self.server.core.registry.index(ready=False) if row.name == name]
+            return (rows[0].state, rows[0].reason) if rows else ("", "")
+
+        return told
 
     async def stub(self, nonce: bytes = b"n" * 32) -> zmq.asyncio.Socket:
         """The model's one stub, ready."""
@@ -230,6 +258,40 @@ def test_work_for_a_stub_that_is_gone_waits_for_its_successor(run):
         await until(lambda: len(world.spawned) == 2)
         response, _, _ = await asyncio.wait_for(sink.answered, 5)
         assert "is not healthy" in response.error[1]  # without a status word it counts as having been inside
+
+    run(scenario)
+
+
+def test_while_an_environment_is_made_ready_the_model_waits_and_the_loop_goes_on(run):
+    async def scenario(world: World) -> None:
+        await world.stub()
+        loading = world.load_with_requirements("other")
+        await until(lambda: world.asked)
+        world.submit()
+        assert loading() == ("LOADING", "") and len(world.spawned) == 1
+        world.environment.set_result(Interpreter("/env/bin/python", "/env"))
+        await until(lambda: len(world.spawned) == 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", [InternalError("no room"), RuntimeError("no room")])
+def test_an_environment_that_cannot_be_made_ready_is_the_reason_why_the_model_is_not_loaded(run, fault):
+    async def scenario(world: World) -> None:
+        world.environment = fault
+        loading = world.load_with_requirements("other")
+        await until(lambda: loading()[0] == "UNAVAILABLE")
+        assert "no room" in loading()[1] and not world.spawned
+
+    run(scenario)
+
+
+def test_at_the_end_no_environment_is_waited_for(run):
+    async def scenario(world: World) -> None:
+        world.load_with_requirements("other")
+        await until(lambda: world.asked)
+        await world.server.stop_preparing()
+        assert world.environment.cancelled()
 
     run(scenario)
 

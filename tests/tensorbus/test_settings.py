@@ -7,7 +7,7 @@ import pytest
 from tensorbus.flags import FLAGS, BackendSetting
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
-NO_FLAG = {"escape_log_messages", "deprecations", "ignored_flags"}
+NO_FLAG = {"cache_directory", "escape_log_messages", "deprecations", "ignored_flags"}
 
 
 def refusal(*argv: str) -> str:
@@ -17,7 +17,14 @@ def refusal(*argv: str) -> str:
 
 
 def test_without_flags_the_defaults_hold() -> None:
-    assert parse_serve([], {}) == ServeSettings(metrics_address="0.0.0.0")
+    defaults = ServeSettings(metrics_address="0.0.0.0", cache_directory="/home/me/.cache/tensorbus")
+    assert parse_serve([], {"HOME": "/home/me"}) == defaults
+
+
+def test_the_environment_tells_where_to_keep_what_is_built_once() -> None:
+    environ = {"HOME": "/home/me", "XDG_CACHE_HOME": "/var/me"}
+    assert parse_serve([], environ).cache_directory == "/var/me/tensorbus"
+    assert parse_serve([], {**environ, "TENSORBUS_CACHE": "/big"}).cache_directory == "/big"
 
 
 def test_every_field_has_its_flag_and_every_flag_has_an_effect_or_says_that_it_has_none() -> None:
