@@ -18,6 +18,7 @@ class BrokerSettings:
     strict_readiness: bool = True
     load_concurrency: int = 4
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
+    gpus: tuple[int, ...] = ()  # CUDA device ids that models may have
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold
     train_requests: int = 32
     release_delay_ns: int = 100_000_000  # leases ride on the next message, or leave alone after this
