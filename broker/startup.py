@@ -71,7 +71,7 @@ class Startup:
         try:
             if version.source.refusal is not None:
                 raise version.source.refusal
-            version.config = config_loading.prepare(version.config, backend=self._backend(version))
+            version.config = config_loading.prepare(version.config, self._settings.gpus, self._backend(version))
         except ServingError as error:
             return self.fail(version, error, now)
         env = execution_env.wanted(version.source, self._backend(version))
