@@ -25,7 +25,7 @@ from broker.model_config import (
 )
 from protocol.errors import InvalidArgument, Unsupported
 
-_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # without effect: tensors are always handed over in host memory
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # "no": an instance on a GPU has its inputs there (stub/gpu.py)
 
 
 def prepare(config: ModelConfig, gpus: Sequence[int] = (), backend: Backend | None = None) -> ModelConfig:
