@@ -30,6 +30,7 @@ from shm.segment import default_directory
 from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
+from tensorbus import gpus
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
 from tensorbus.heap import HeapTrim, malloc_trim
@@ -80,6 +81,7 @@ class Server:
             strict_readiness=settings.strict_readiness,
             load_concurrency=settings.model_load_thread_count,
             backends=self._backends,
+            gpus=gpus.usable(),
         )
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
