@@ -68,7 +68,7 @@ class Answering:
                 instance.retained[response.request] = pending
             del self.living[response.request]
             pending.answered = True
-            actions += self._answer(version, pending, response, instance.key, frames, now)
+            actions += self.answer(version, pending, response, instance.key, frames, now)
             if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
                 actions.append(failure(version, pending, response.error[1]))
         return actions
@@ -116,7 +116,7 @@ class Answering:
                 self.count_ended(version, pending, place.timing, now)
             else:
                 place.ended.append((pending, now))
-        return self._answer(version, pending, response, instance.key, frames, now) + actions
+        return self.answer(version, pending, response, instance.key, frames, now) + actions
 
     def _again(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
         if not version.config.iterative:
@@ -130,7 +130,7 @@ class Answering:
         version.recorder.queued()
         return []
 
-    def _answer(
+    def answer(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]:
         if pending.caller is None:
@@ -163,13 +163,15 @@ class Answering:
         now_ms = now // 1_000_000 + self._epoch_ms
         version.recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
 
-    def fail(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> list[Action]:
-        """A request ends that no instance has answered."""
+    def fail(
+        self, version: ModelVersion, pending: Pending, error: ServingError, now: int, reason: str = ""
+    ) -> list[Action]:
+        """A request ends that no instance has answered. ``reason`` is for the metric, where the error does not say."""
         del self.living[pending.request.id]
         pending.answered = True
-        reason = REASONS.get(error.kind, BACKEND)
+        reason = reason or REASONS.get(error.kind, BACKEND)
         version.recorder.failed(reason, now - pending.arrived_ns)
-        actions = self._answer(version, pending, refusal(pending.request.id, error), "", (), now)
+        actions = self.answer(version, pending, refusal(pending.request.id, error), "", (), now)
         return actions if reason == CANCELED else [*actions, failure(version, pending, str(error))]
 
     def outputs_read(self, origin: str, lease: int, now: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from protocol.messages import Request, Response
@@ -83,6 +83,10 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._queue) - self._cancelled
 
+    def __iter__(self) -> Iterator[Pending]:
+        """Those who wait, in the order of ``pop``."""
+        return (pending for pending in self._queue if not pending.cancelled)
+
     def push(self, pending: Pending) -> None:
         self._queue.append(pending)
 
@@ -97,6 +101,11 @@ class RequestQueue:
                 return pending
             self._cancelled -= 1
         return None
+
+    def take(self, count: int) -> list[Pending]:
+        """So many ``pop``s; the caller knows that there are as many."""
+        taken = [self.pop() for _ in range(count)]
+        return [pending for pending in taken if pending is not None]
 
     def cancel(self, pending: Pending) -> None:
         """The caller knows that ``pending`` is in this queue and not yet cancelled."""

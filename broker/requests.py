@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from broker.answering import Answering, refusal
 from broker.deadlock import is_stuck
@@ -16,6 +17,7 @@ from broker.releases import Releases
 from broker.roster import Roster
 from broker.scheduler import assign
 from broker.settings import BrokerSettings
+from metrics.recorder import REJECTED
 from protocol.errors import STOPPING, Cancelled, InternalError, ServingError, Unavailable
 from protocol.messages import (
     ANSWERED,
@@ -50,6 +52,8 @@ class Requests:
         self._answering = answering
         self._waiting_calls: list[Pending] = []  # that came in this turn
         self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
+        self._again: dict[ModelVersion, int] = {}  # when a batch has waited for long enough
+        self._timeouts: list[tuple[int, int]] = []  # a heap: when a request has, and its id
         self._last_batch = 0
         self.stopping = False
 
@@ -83,14 +87,24 @@ class Requests:
         return self._enqueue(version, pending, now)
 
     def _enqueue(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
+        if self._is_full(version):
+            id = pending.request.request_id or "<id_unknown>"
+            full = refusal(pending.request.id, Unavailable(f"[request id: {id}] Exceeds maximum queue size"))
+            return self._answering.answer(version, pending, full, "", (), now)
         self._answering.living[pending.request.id] = (version, pending)
         dead = version.dead_instance()
         if dead is not None:
             return self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
         if version.config.iterative:
             begin(version, pending)
+        timeout_ns = version.queue_policy.timeout_ns(pending.request)
+        if timeout_ns:
+            heappush(self._timeouts, (pending.arrived_ns + timeout_ns, pending.request.id))
         self._queue(version, pending)
         return []
+
+    def _is_full(self, version: ModelVersion) -> bool:
+        return 0 < version.queue_policy.max_size <= len(version.queue)
 
     def touch(self, version: ModelVersion) -> None:
         """Its instances may be able to take work now: look at the end of the turn."""
@@ -134,8 +148,11 @@ class Requests:
         for version in self._dirty:
             if not version.queue:
                 continue
-            for instance, batches in assign(version, self._settings):
+            assignments, again_ns = assign(version, self._settings, now)
+            for instance, batches in assignments:
                 actions.append(self._execute(version, instance, batches, now))
+            if again_ns:
+                self._again[version] = again_ns
         self._dirty.clear()
         if self._waiting_calls:
             actions += self._fail_stuck(now)
@@ -173,7 +190,30 @@ class Requests:
             sent.append(Batch(self._last_batch, requests))
         return self._send(instance, sent, frames)
 
-    def tell_releases(self, now: int) -> list[Action]:
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        again = min(self._again.values(), default=None)
+        timeout = self._timeouts[0][0] if self._timeouts else None
+        return min(filter(None, (again, timeout)), default=None)
+
+    def deadline_passed(self, now: int) -> list[Action]:
+        """Have a look at batches that have waited; requests that have waited for too long are rejected."""
+        for version in [one for one, at in self._again.items() if at <= now]:
+            del self._again[version]
+            self.touch(version)
+        actions: list[Action] = []
+        while self._timeouts and self._timeouts[0][0] <= now:
+            found = self._answering.living.get(heappop(self._timeouts)[1])
+            if found is not None and not found[1].holder:
+                version, pending = found
+                version.queue.cancel(pending)
+                version.recorder.dequeued()
+                expired = Unavailable("Request timeout expired")
+                actions += self._answering.fail(version, pending, expired, now, REJECTED)
+        return actions + self._tell_releases(now)
+
+    def _tell_releases(self, now: int) -> list[Action]:
         """To stubs that have got no work to tell it with."""
         return [self._send(instance, [], ()) for instance in self._releases.due(now)]
 

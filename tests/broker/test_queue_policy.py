@@ -1,0 +1,82 @@
+"""How long a queue gets, and how long a request stays in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.queue_policy import QueuePolicy
+from protocol.errors import ErrorKind
+from protocol.messages import Request
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked_us", "timeout_us"),
+    [
+        (QueuePolicy(), 5, 0),
+        (QueuePolicy(default_timeout_us=10), 5, 10),
+        (QueuePolicy(default_timeout_us=10, allow_override=True), 5, 5),
+        (QueuePolicy(default_timeout_us=10, allow_override=True), 0, 10),
+        (QueuePolicy(default_timeout_us=10, allow_override=True), 11_000_000_000, 10),
+        (QueuePolicy(allow_override=True), 5, 0),
+    ],
+)
+def test_a_request_can_only_ask_for_less_than_the_default(policy, asked_us, timeout_us):
+    assert policy.timeout_ns(Request(1, "m", 1, [], timeout_us=asked_us)) == timeout_us * 1000
+
+
+@pytest.fixture
+def bench(make_bench):
+    bench = make_bench()
+    policy = {"max_queue_size": 2, "default_timeout_microseconds": 1000}
+    bench.load(max_batch_size=4, dynamic_batching={"default_queue_policy": policy})
+    bench.bring_up()
+    return bench
+
+
+def test_a_request_beyond_the_queue_s_size_is_refused_and_counted_nowhere(bench):
+    bench.submit()
+    bench.turn()
+    waiting = [bench.submit(), bench.submit()]
+    refused = bench.submit()
+    assert bench.response(refused).error == (
+        int(ErrorKind.UNAVAILABLE),
+        f"[request id: client-{refused}] Exceeds maximum queue size",
+    )
+    assert [bench.response(one) for one in waiting] == [None, None]
+    recorder = next(iter(bench.recorder))
+    assert (recorder.fail_count, recorder.pending) == (0, 2)
+
+
+def test_a_request_that_waits_for_too_long_is_rejected_while_the_instance_is_busy(bench):
+    running = bench.submit(rows=4)
+    bench.turn()
+    waiting = bench.submit()
+    assert bench.core.next_deadline() <= bench.now + 1_000_000
+    bench.sleep(0.001)
+    assert bench.response(waiting).error == (int(ErrorKind.UNAVAILABLE), "Request timeout expired")
+    assert bench.response(running) is None
+    recorder = next(iter(bench.recorder))
+    assert (recorder.failures["REJECTED"], recorder.pending) == (1, 0)
+
+
+def test_a_request_that_was_dispatched_in_time_is_left_alone(bench):
+    request = bench.submit()
+    bench.turn()
+    bench.sleep(1)
+    assert bench.response(request) is None
+    bench.answer(bench.only())
+    assert bench.response(request).error is None
+
+
+def test_requests_that_wait_together_are_executed_together_after_the_delay(make_bench):
+    bench = make_bench()
+    bench.load(max_batch_size=4, dynamic_batching={"max_queue_delay_microseconds": 500})
+    bench.bring_up()
+    for _ in range(3):
+        bench.submit(rows=1)
+    bench.turn()
+    key = bench.only()
+    assert bench.held(key) == []
+    assert bench.core.next_deadline() == bench.now + 500_000
+    bench.sleep(0.0005)
+    assert len(bench.take_batch(key).requests) == 3
