@@ -23,6 +23,7 @@ from broker.model_config import (
     Scheduler,
     from_message,
 )
+from broker.proto import QueuePolicyMessage
 from protocol.errors import InvalidArgument, Unsupported
 
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # "no": an instance on a GPU has its inputs there (stub/gpu.py)
@@ -80,8 +81,12 @@ def _check_parameters(config: ModelConfig) -> None:
 
 def not_served(config: ModelConfig) -> list[str]:
     """What the configuration asks for and does not get yet; the model serves without it."""
+    batching = config.message.dynamic_batching
     asked = {
-        "dynamic_batching": config.scheduler is Scheduler.DYNAMIC,
+        "dynamic_batching { priority_levels }": batching.priority_levels > 0,
+        "dynamic_batching { preserve_ordering }": batching.preserve_ordering,
+        "queue policy { timeout_action: DELAY }": batching.default_queue_policy.timeout_action
+        == QueuePolicyMessage.DELAY,
         "sequence_batching": config.scheduler is Scheduler.SEQUENCE and not config.iterative,
         "response_cache": config.response_cache,
         "model_warmup": len(config.message.model_warmup) > 0,
