@@ -48,7 +48,7 @@ def complete_backend(message: Message, model: str, files: Mapping[str, bool]) ->
     message.name = message.name or model
     if message.platform == ENSEMBLE_PLATFORM:
         return
-    row = _named(message) if message.backend else _recognised(message, files)
+    row = _named(message, files) if message.backend else _recognised(message, files)
     if row is not None:
         message.backend = row.name
         if row.platforms:
@@ -64,12 +64,12 @@ def platform_fits(message: Message) -> bool:
     return not platforms or message.platform in platforms
 
 
-def _named(message: Message) -> _Backend | None:
+def _named(message: Message, files: Mapping[str, bool]) -> _Backend | None:
     rows = [row for row in _KNOWN if row.name == message.backend]
     for row in rows:
         if message.platform in row.platforms or message.default_model_filename == row.filename:
             return row
-    return rows[0] if rows else None
+    return next((row for row in rows if _present(row, files)), rows[0] if rows else None)
 
 
 def _recognised(message: Message, files: Mapping[str, bool]) -> _Backend | None:
@@ -78,7 +78,11 @@ def _recognised(message: Message, files: Mapping[str, bool]) -> _Backend | None:
             return row
     if message.platform or message.default_model_filename:
         return None
-    return next((row for row in _KNOWN if row.filename in files and not (row.file_only and files[row.filename])), None)
+    return next((row for row in _KNOWN if _present(row, files)), None)
+
+
+def _present(row: _Backend, files: Mapping[str, bool]) -> bool:
+    return row.filename in files and not (row.file_only and files[row.filename])
 
 
 def _complete_from_name(message: Message, model: str) -> None:
