@@ -100,6 +100,8 @@ class Answering:
         """One response of any number; the final one ends the request."""
         place = instance.held(response.request)
         pending = self.living[response.request][1]
+        if version.config.decoupled:
+            _count_response(version, pending, response, now)
         actions: list[Action] = []
         if response.error is not None and pending.error is None:
             pending.error = response.error
@@ -190,6 +192,13 @@ class Answering:
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self.calls.check(set(self.living))
+
+
+def _count_response(version: ModelVersion, pending: Pending, response: Response, now: int) -> None:
+    failed, empty = response.error is not None, response.final and not response.outputs
+    version.recorder.responded(pending.responses, now - pending.responded_ns, failed, empty)
+    pending.responses += 1
+    pending.responded_ns = now
 
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).

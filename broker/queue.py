@@ -44,6 +44,8 @@ class Pending:
         "holder",
         "request",
         "requeued",
+        "responded_ns",
+        "responses",
         "sink",
         "unwanted",
     )
@@ -69,6 +71,8 @@ class Pending:
         self.holder = 0  # index of the instance that holds it
         self.error: tuple[int, str] | None = None  # the first among its responses
         self.answered = False  # finally
+        self.responses = 0  # so far, of a decoupled model
+        self.responded_ns = 0  # when the last of them came; before that, when the request left for its instance
 
 
 class RequestQueue:

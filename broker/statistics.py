@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker.model import ModelVersion
-from metrics.recorder import BatchRecord
-from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from metrics.recorder import BatchRecord, ResponseRecord
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
 
 
 def statistics(version: ModelVersion) -> ModelStatistics:
@@ -28,6 +28,7 @@ def statistics(version: ModelVersion) -> ModelStatistics:
             cache_miss=nothing,
         ),
         batch_stats=[_batch(size, record) for size, record in sorted(one.batches.items())],
+        response_stats=[_response(index, record) for index, record in sorted(one.responses.items())],
     )
 
 
@@ -37,4 +38,19 @@ def _batch(size: int, record: BatchRecord) -> BatchStatistics:
         Duration(record.count, record.input_ns),
         Duration(record.count, record.infer_ns),
         Duration(record.count, record.output_ns),
+    )
+
+
+def _response(index: int, record: ResponseRecord) -> ResponseStatistics:
+    """Placing outputs is part of what the stub does between two responses: it is not told apart."""
+    nothing = Duration(0, 0)
+    computed = Duration(record.success + record.fail, record.success_ns + record.fail_ns)
+    return ResponseStatistics(
+        index,
+        compute_infer=computed,
+        compute_output=Duration(computed.count, 0),
+        success=Duration(record.success, record.success_ns),
+        fail=Duration(record.fail, record.fail_ns),
+        empty_response=Duration(record.empty, record.empty_ns),
+        cancel=nothing,
     )

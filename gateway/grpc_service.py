@@ -30,7 +30,7 @@ from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2
 from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
-from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
@@ -306,6 +306,7 @@ def _statistics(row: ModelStatistics) -> Message:
         execution_count=row.execution_count,
         inference_stats=_infer_statistics(row.inference_stats),
         batch_stats=[_batch_statistics(batch) for batch in row.batch_stats],
+        response_stats={str(one.index): _response_statistics(one) for one in row.response_stats},
     )
 
 
@@ -328,4 +329,15 @@ def _batch_statistics(batch: BatchStatistics) -> Message:
         compute_input=_duration(batch.compute_input),
         compute_infer=_duration(batch.compute_infer),
         compute_output=_duration(batch.compute_output),
+    )
+
+
+def _response_statistics(response: ResponseStatistics) -> Message:
+    return service_pb2.InferResponseStatistics(
+        compute_infer=_duration(response.compute_infer),
+        compute_output=_duration(response.compute_output),
+        success=_duration(response.success),
+        fail=_duration(response.fail),
+        empty_response=_duration(response.empty_response),
+        cancel=_duration(response.cancel),
     )

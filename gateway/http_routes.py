@@ -17,7 +17,7 @@ from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
 from gateway.status import HTTP_STATUS
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.signature import IndexEntry, Signature
-from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
 
 T = TypeVar("T")
 READY, MODEL_READY = "ready", "model_ready"
@@ -298,6 +298,11 @@ def _batch(batch: BatchStatistics) -> dict[str, object]:
     return {"batch_size": batch.batch_size, **{name: _duration(getattr(batch, name)) for name in names}}
 
 
+def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:
+    names = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+    return {name: _duration(getattr(response, name)) for name in names}
+
+
 def _model_statistics(model: ModelStatistics) -> dict[str, object]:
     return {
         "name": model.name,
@@ -306,7 +311,7 @@ def _model_statistics(model: ModelStatistics) -> dict[str, object]:
         "inference_count": model.inference_count,
         "execution_count": model.execution_count,
         "inference_stats": _inference(model.inference_stats),
-        "response_stats": {},
+        "response_stats": {str(one.index): _response(one) for one in model.response_stats},
         "batch_stats": [_batch(batch) for batch in model.batch_stats],
         "memory_usage": [],
     }

@@ -26,6 +26,20 @@ class BatchRecord:
         self.output_ns = 0
 
 
+class ResponseRecord:
+    """The responses that were the first, second ... of their requests (statistics extension, ``response_stats``)."""
+
+    __slots__ = ("empty", "empty_ns", "fail", "fail_ns", "success", "success_ns")
+
+    def __init__(self) -> None:
+        self.success = 0
+        self.success_ns = 0
+        self.fail = 0
+        self.fail_ns = 0
+        self.empty = 0  # a final flag and no more
+        self.empty_ns = 0
+
+
 class ModelRecorder:
     """One loaded model version. Lives as long as its load: a reload starts at 0 with a new one.
 
@@ -48,6 +62,7 @@ class ModelRecorder:
         "model",
         "pending",
         "queue_ns",
+        "responses",
         "restarts",
         "success",
         "success_ns",
@@ -74,6 +89,7 @@ class ModelRecorder:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.batches: dict[int, BatchRecord] = {}
+        self.responses: dict[int, ResponseRecord] = {}  # of a decoupled model, by their place in the request's
         self.load_duration_s: float | None = None  # set when the version is READY
         self.restarts = 0  # of its stub processes
 
@@ -107,6 +123,21 @@ class ModelRecorder:
         self.compute_infer_ns += infer_ns
         self.compute_output_ns += output_ns
         self.last_inference_ms = now_ms
+
+    def responded(self, index: int, nanoseconds: int, failed: bool, empty: bool) -> None:
+        """A decoupled model has sent a response, so long after the one before (or since the request left for it)."""
+        record = self.responses.get(index)
+        if record is None:
+            record = self.responses[index] = ResponseRecord()
+        if failed:
+            record.fail += 1
+            record.fail_ns += nanoseconds
+        elif empty:
+            record.empty += 1
+            record.empty_ns += nanoseconds
+        else:
+            record.success += 1
+            record.success_ns += nanoseconds
 
     def failed(self, reason: str, total_ns: int) -> None:
         """A request ended with an error; ``reason`` is one of FAILURE_REASONS."""

@@ -33,6 +33,19 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True)
+class ResponseStatistics:
+    """Of the responses at one place (first, second ...) among those to a request."""
+
+    index: int
+    compute_infer: Duration
+    compute_output: Duration
+    success: Duration
+    fail: Duration
+    empty_response: Duration
+    cancel: Duration
+
+
+@dataclass(frozen=True)
 class ModelStatistics:
     name: str
     version: int
@@ -41,3 +54,4 @@ class ModelStatistics:
     execution_count: int
     inference_stats: InferStatistics
     batch_stats: List[BatchStatistics]
+    response_stats: List[ResponseStatistics]  # of a decoupled model

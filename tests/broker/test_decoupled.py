@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.events import Cancelled, StopServing, StubSaid
+from broker.statistics import statistics
 from protocol.errors import ErrorKind
-from protocol.messages import RESULTS, Cancel, Execute, Executed, Response, Results
+from protocol.messages import RESULTS, Cancel, Execute, Executed, Response, Results, TensorRef
+from protocol.statistics import Duration
 
 
 @pytest.fixture
@@ -69,6 +71,23 @@ def test_an_error_among_the_responses_makes_the_request_a_failure_and_does_not_e
     bench.results(key, responses=[Response(request, [])])
     assert bench.response(request).error is None
     assert (recorder(bench).success, recorder(bench).failures["BACKEND"]) == (0, 1)
+
+
+def test_responses_count_by_their_place_among_those_to_a_request(bench):
+    tensor = TensorRef("X", "FP32", (4,), 0)
+    for _ in range(2):
+        request = bench.submit()
+        bench.turn()
+        key = bench.only()
+        bench.executed(key)
+        bench.now += 5
+        bench.results(key, responses=[Response(request, [tensor], final=False)])
+        bench.results(key, responses=[Response(request, [], error=(1, "bad"), final=False), Response(request, [])])
+    (row,) = [statistics(one) for one in bench.core.registry]
+    first, second, third = row.response_stats
+    assert (first.index, first.success, first.compute_infer) == (0, Duration(2, 10), Duration(2, 10))
+    assert (second.fail.count, second.success.count, second.compute_infer.count) == (2, 0, 2)
+    assert (third.empty_response.count, third.compute_infer.count) == (2, 0)
 
 
 def test_open_requests_fail_with_their_process_and_those_ended_do_not(bench):

@@ -200,7 +200,7 @@ class FakeBus:
         figures = InferStatistics(*(next(durations) for _ in range(8)))
         batches = [BatchStatistics(4, *(next(durations) for _ in range(3)))]
         names = [model] if model else self.signatures
-        return [ModelStatistics(name, 1, 1234, 5, 6, figures, batches) for name in names]
+        return [ModelStatistics(name, 1, 1234, 5, 6, figures, batches, []) for name in names]
 
     def index(self, ready: bool) -> list[IndexEntry]:
         rows = [IndexEntry(name, 1, "READY") for name in sorted(self.signatures)]
