@@ -122,6 +122,11 @@ class Calls:
         self._of.pop(instance, None)
         return calls, sorted(self._borrowed.pop(instance, ()))
 
+    def lends(self, version: ModelVersion) -> bool:
+        """Whether callers look at outputs of it."""
+        keys = {instance.key for instance in version.instances}
+        return any(origin in keys for leases in self._borrowed.values() for origin, _ in leases)
+
     def check(self, living: set[int]) -> None:
         """``living`` are the ids of all requests that are not finally answered. Raises AssertionError."""
         open_calls = {pending.request.id for pending in self._calls.values()}

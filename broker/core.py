@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.answering import Answering, breach
+from broker.control import ModelControl
 from broker.custom_metrics import MetricsOfModels
 from broker.events import (
     Action,
@@ -18,16 +19,20 @@ from broker.events import (
     Cancelled,
     DeadlinePassed,
     Event,
+    LoadModel,
     LoadModels,
     ModelSaid,
     OutputsRead,
+    Polled,
     Prepared,
     Say,
+    StartServing,
     StopServing,
     StubDied,
     StubSaid,
     Submitted,
     TellReady,
+    UnloadModel,
 )
 from broker.instance import IllegalTransition, Instance, InstanceEvent
 from broker.model import ModelVersion, VersionState
@@ -45,6 +50,7 @@ from protocol.messages import (
     Call,
     CancelCall,
     Configured,
+    Control,
     DropMetrics,
     Failed,
     Goodbye,
@@ -73,9 +79,20 @@ class Core:
         self._releases = Releases(settings.release_delay_ns)
         self._answering = Answering(self.registry, self._roster, self._releases, epoch_ms)
         self._requests = Requests(settings, self.registry, self._roster, self._releases, self._answering)
-        self._startup = Startup(settings, self.registry, self._roster, recorder, probe, nonce)
+        self._startup = Startup(
+            settings, self.registry, self._roster, probe, nonce, lambda *settled: self._control.settled(*settled)
+        )
         self._recovery = Recovery(settings, self._roster, self._answering.fail, self._answering.count_ended)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
+        self._control = ModelControl(
+            settings,
+            self.registry,
+            self._roster,
+            recorder,
+            self._startup,
+            self.readiness.ask,
+            self._answering.calls.lends,
+        )
         self._metrics = MetricsOfModels(recorder.custom, self._roster)
         self._on_event: dict[type, Callable[[Any, int], list[Action]]] = {
             Submitted: self._requests.submitted,
@@ -83,10 +100,14 @@ class Core:
             OutputsRead: self._outputs_read,
             StubSaid: self._stub_said,
             StubDied: self._stub_died,
-            LoadModels: lambda event, now: self._startup.load(event, now),
+            LoadModels: self._control.load_all,
+            LoadModel: self._control.load,
+            Polled: self._control.polled,
+            UnloadModel: self._control.unload,
             DeadlinePassed: self._deadline_passed,
             Prepared: lambda event, now: self._startup.prepared(event, now),
             AskedReady: self._asked_ready,
+            StartServing: self._control.start,
             StopServing: self._stop_serving,
         }
         self._on_message: dict[type, Callable[[str, Any, Frames, int], list[Action]]] = {
@@ -97,6 +118,7 @@ class Core:
             NewMetric: self._metrics.asked,
             UpdateMetric: self._metrics.asked,
             DropMetrics: self._metrics.dropped,
+            Control: self._control.said,
             IsReady: lambda key, message, frames, now: self.readiness.said(key, message, now),
             Log: self._log,
             Goodbye: self._goodbye,
@@ -111,7 +133,7 @@ class Core:
 
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work."""
-        actions = self._requests.dispatch(now)
+        actions = self._requests.dispatch(now) + self._control.leave(now)
         return actions + self._finish_idle() if self.stopping else actions
 
     # --- what stubs say -------------------------------------------------------------------------------------------
@@ -180,7 +202,7 @@ class Core:
 
     def _stop_serving(self, event: StopServing, now: int) -> list[Action]:
         self._requests.stopping = True  # dispatch does the rest
-        return []
+        return self._control.stop(now)
 
     def _finish_idle(self) -> list[Action]:
         """While stopping: once nothing is in flight, for it might call any model, all are told to finalize."""
@@ -189,9 +211,6 @@ class Core:
             if version.state is VersionState.READY and not self._answering.living:
                 version.state = VersionState.UNLOADING
                 actions += end_processes(version, finish=True)
-            elif version.state is VersionState.LOADING:
-                version.state, version.reason = VersionState.UNAVAILABLE, "unloaded"
-                actions += end_processes(version, finish=False)
         return actions
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -203,6 +222,7 @@ class Core:
             self._requests.next_deadline(),
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
+            self._control.next_deadline(),
         )
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -222,8 +242,7 @@ class Core:
         strict = self._settings.strict_readiness
         if self.stopping or (strict and not self.registry.all_loaded()):
             return [TellReady(event.done, False)]
-        serving = [one for one in self.registry if one.state is VersionState.READY]
-        return self.readiness.ask_all(serving if strict else [], event.done, now)
+        return self.readiness.ask_all(self.registry.serving() if strict else [], event.done, now)
 
     # --- what the shell and the status pages ask ------------------------------------------------------------------
 
@@ -251,4 +270,5 @@ class Core:
         assert held == living, (held, living)
         self._answering.check()
         self.readiness.check()
+        self._control.check()
         self._metrics.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union
 
 from broker.execution_env import ExecutionEnv
@@ -72,6 +72,53 @@ class Prepared(NamedTuple):
     error: ServingError | None = None
 
 
+Asker = Callable[[ServingError | None], None]  # who waits for a load or an unload to be done
+
+
+class StubAsker(NamedTuple):
+    """A model that waits for the Told to its Control."""
+
+    key: str
+    call: int
+
+
+class Override(NamedTuple):
+    """What is loaded in place of what the repository holds: another configuration (JSON text), and with ``files``, by
+    their paths, a whole other directory."""
+
+    config: str | None
+    files: Mapping[str, bytes] = {}
+
+
+class LoadModel(NamedTuple):
+    """Load a model, or load it again if its files have changed."""
+
+    model: str
+    override: Override | None
+    asker: Asker | StubAsker
+
+
+class Polled(NamedTuple):
+    """What the Poll of this number has found: versions to load, or why there are none."""
+
+    number: int
+    model: str
+    sources: list[VersionSource]
+    error: ServingError | None = None
+
+
+class UnloadModel(NamedTuple):
+    """Refuse new requests at once; the rest follows by itself."""
+
+    model: str
+    unload_dependents: bool
+    asker: Asker | StubAsker
+
+
+class StartServing(NamedTuple):
+    """The models to begin with are loaded: from now on more may be asked for."""
+
+
 class DeadlinePassed(NamedTuple):
     """``next_deadline`` has come."""
 
@@ -89,7 +136,20 @@ class StopServing(NamedTuple):
 
 
 Event = Union[
-    Submitted, Cancelled, OutputsRead, StubSaid, StubDied, LoadModels, Prepared, DeadlinePassed, AskedReady, StopServing
+    Submitted,
+    Cancelled,
+    OutputsRead,
+    StubSaid,
+    StubDied,
+    LoadModels,
+    UnloadModel,
+    Polled,
+    LoadModel,
+    Prepared,
+    DeadlinePassed,
+    AskedReady,
+    StartServing,
+    StopServing,
 ]
 
 # --- actions ----------------------------------------------------------------------------------------------------
@@ -145,6 +205,27 @@ class Watch(NamedTuple):
     segment: str
 
 
+class Poll(NamedTuple):
+    """Read the model's directory; Polled answers."""
+
+    number: int
+    model: str
+    override: Override | None
+
+
+class Discard(NamedTuple):
+    """Remove this directory, which was made for one load."""
+
+    directory: str
+
+
+class Done(NamedTuple):
+    """Call ``asker``."""
+
+    asker: Asker
+    error: ServingError | None
+
+
 class Say(NamedTuple):
     """Log. ``level`` is "info", "warning", "error" or "verbose"."""
 
@@ -169,4 +250,18 @@ class TellReady(NamedTuple):
     ready: bool
 
 
-Action = Union[Send, Answer, InputsReleased, Prepare, Spawn, Kill, Watch, Say, ModelSaid, TellReady]
+Action = Union[
+    Send,
+    Answer,
+    InputsReleased,
+    Prepare,
+    Spawn,
+    Kill,
+    Watch,
+    Say,
+    ModelSaid,
+    TellReady,
+    Poll,
+    Discard,
+    Done,
+]

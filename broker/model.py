@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -28,6 +28,8 @@ class VersionState(Enum):
     UNLOADING = "UNLOADING"
 
 
+UNLOADED = "unloaded"  # the reason of a version that is UNAVAILABLE on purpose
+
 Labels = Mapping[str, tuple[str, ...]]
 
 
@@ -42,6 +44,8 @@ class VersionSource:
     labels: Labels = field(default_factory=dict)  # by output, from its label file
     refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
     requirements: str = ""  # path of the requirements.txt beside its config.pbtxt, if there is one
+    fingerprint: str = ""  # of all files of the model; another one when any has changed
+    private_directory: str = ""  # was made for this load and goes with it
 
     @property
     def version_directory(self) -> str:
@@ -59,10 +63,13 @@ class ModelVersion:
         "_batching",
         "_checker",
         "_queue_policy",
+        "accepts_until",
         "config",
         "configuring",
+        "generation",
         "instances",
         "interpreter",
+        "is_up",
         "load_started_ns",
         "queue",
         "reason",
@@ -71,10 +78,12 @@ class ModelVersion:
         "signature",
         "source",
         "state",
+        "stays_until",
     )
 
-    def __init__(self, source: VersionSource, now: int) -> None:
+    def __init__(self, source: VersionSource, generation: Generation, now: int) -> None:
         self.source = source
+        self.generation = generation
         self.config = source.config
         self.state = VersionState.LOADING
         self.reason = ""
@@ -85,6 +94,9 @@ class ModelVersion:
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
         self.load_started_ns = now
+        self.is_up = False  # all its instances have come up; it serves once its whole generation is
+        self.accepts_until = 0  # of one that has been replaced: a gateway may have found it before
+        self.stays_until = 0  # of one that drains: callers still look at its outputs
         self.sequences = 0  # of iterative requests, so far
         self._checker: Checker | None = None
         self._batching: Batching | None = None
@@ -145,3 +157,31 @@ class ModelVersion:
         for instance in self.instances:
             instance.check()
         assert self.state is not VersionState.READY or self.signature is not None
+
+
+class Generation:
+    """The versions of one model that are loaded together: they serve together or not at all."""
+
+    __slots__ = ("versions",)
+
+    def __init__(self, sources: Sequence[VersionSource], now: int) -> None:
+        self.versions = [ModelVersion(source, self, now) for source in sources]
+
+    @property
+    def model(self) -> str:
+        return self.versions[0].name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.versions[0].source.fingerprint
+
+    @property
+    def private_directory(self) -> str:
+        return self.versions[0].source.private_directory
+
+    def settled(self) -> bool:
+        """Each version is up or has failed."""
+        return all(one.is_up or one.state is not VersionState.LOADING for one in self.versions)
+
+    def serves(self) -> bool:
+        return all(one.state is VersionState.READY for one in self.versions)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from broker.model import ModelVersion, VersionState
+from broker.model import UNLOADED, ModelVersion, VersionState
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.signature import IndexEntry, Signature
 
@@ -12,30 +12,72 @@ _UNKNOWN = "Request for unknown model: "
 
 
 class Registry:
-    """Every model name of the repositories, with the versions that a load was tried for."""
+    """The models of the repositories, and a row for each of their versions that a load was tried for.
+
+    A version without a row is on its way up behind one that serves, or on its way out behind its successor."""
 
     def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # what the repositories hold, with the reason if it is no model
         self._models: dict[str, dict[int, ModelVersion]] = {}
-        self._reasons: dict[str, str] = {}  # of models that have no version to carry it
+        self._behind: dict[ModelVersion, None] = {}  # without a row; an ordered set
         self._failures: set[str] = set()
 
     def add_name(self, model: str, reason: str = "") -> None:
         """A model whose directory could not be read as one: the index has its name, requests do not find it."""
-        self._models.setdefault(model, {})
+        self._names[model] = reason
         self._failures.add(model)
-        if reason:
-            self._reasons[model] = reason
 
     def add_failure(self, model: str) -> None:
         """A model without a version to load, of which the index says nothing."""
         self._failures.add(model)
 
+    def forget_failure(self, model: str) -> None:
+        """It loads after all, or nobody wants it any more."""
+        self._failures.discard(model)
+
+    def set_names(self, names: Mapping[str, str]) -> None:
+        """What the repositories hold now."""
+        self._names = dict(names)
+
     def add(self, version: ModelVersion) -> None:
-        self._models.setdefault(version.name, {})[version.version] = version
+        """A new version: the row is its own at once, unless there is one that serves."""
+        row = self._models.setdefault(version.name, {}).get(version.version)
+        if row is not None and row.state is VersionState.READY:
+            self._behind[version] = None
+        else:
+            self.give_row(version)
+
+    def give_row(self, version: ModelVersion) -> None:
+        rows = self._models[version.name]
+        row = rows.get(version.version)
+        if row is not None and row is not version and not row.gone():
+            self._behind[row] = None
+        self._behind.pop(version, None)
+        rows[version.version] = version
+
+    def drop(self, version: ModelVersion) -> None:
+        """It is gone; its row stays, if it has one."""
+        self._behind.pop(version, None)
+
+    def rows(self, model: str) -> list[ModelVersion]:
+        return list(self._models.get(model, {}).values())
 
     def __iter__(self) -> Iterator[ModelVersion]:
+        """Those without a row, too."""
+        yield from self._rows()
+        yield from self._behind
+
+    def _rows(self) -> Iterator[ModelVersion]:
         for versions in self._models.values():
             yield from versions.values()
+
+    def serving(self) -> list[ModelVersion]:
+        return [one for one in self._rows() if one.state is VersionState.READY]
+
+    def for_request(self, model: str, version: int, now: int) -> ModelVersion:
+        """As ``find``, but what has been replaced since the gateway looked still takes a request."""
+        found = self._models.get(model, {}).get(version)
+        return found if found is not None and now < found.accepts_until else self.find(model, version)
 
     def find(self, model: str, version: int) -> ModelVersion:
         """The version a request means; -1 is the highest READY one. Raises NotFound or Unavailable."""
@@ -79,13 +121,13 @@ class Registry:
         except Unavailable:
             return None
         except NotFound:
-            if model in self._models and version < 0:
+            if version < 0 and (model in self._models or model in self._failures):
                 return None
             raise
 
     def all_loaded(self) -> bool:
-        """Nothing is loading or has failed."""
-        return not self._failures and all(one.state is VersionState.READY for one in self)
+        """Nothing is loading or has failed; what was unloaded is no failure."""
+        return not self._failures and all(map(_as_it_should_be, self._rows()))
 
     def unfinished(self) -> list[ModelVersion]:
         """Those of which an instance may still have a process."""
@@ -94,7 +136,7 @@ class Registry:
     def select(self, model: str, version: int) -> list[ModelVersion]:
         """The READY versions that statistics are asked of. Raises InvalidArgument."""
         if not model:
-            return [one for one in self if one.state is VersionState.READY]
+            return self.serving()
         try:
             self.find(model, -1)
         except ServingError:
@@ -114,11 +156,12 @@ class Registry:
 
     def index(self, ready: bool) -> list[IndexEntry]:
         rows = []
-        for name, versions in sorted(self._models.items()):
+        for name in sorted({*self._names, *self._models}):
+            versions = self._models.get(name)
             if not versions and not ready:
-                reason = self._reasons.get(name, "")
+                reason = self._names.get(name, "")
                 rows.append(IndexEntry(name, 0, VersionState.UNAVAILABLE.value if reason else "", reason))
-            for number, one in sorted(versions.items()):
+            for number, one in sorted(versions.items()) if versions else ():
                 if not ready or one.state is VersionState.READY:
                     rows.append(IndexEntry(name, number, one.state.value, one.reason))
         return rows
@@ -126,3 +169,13 @@ class Registry:
     def check(self) -> None:
         for one in self:
             one.check()
+        for one in self._rows():
+            assert one not in self._behind
+        assert all(one.state is not VersionState.READY for one in self._behind)
+        for rows in self._models.values():
+            serving = {one.generation for one in rows.values() if one.state is VersionState.READY}
+            assert len(serving) <= 1, "two generations of a model serve"
+
+
+def _as_it_should_be(row: ModelVersion) -> bool:
+    return row.state in (VersionState.READY, VersionState.UNLOADING) or row.reason == UNLOADED

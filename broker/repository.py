@@ -6,19 +6,22 @@ so they are for operators: a failed poll reaches clients as a bare name in the r
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.config_backend import complete_backend
 from broker.config_io import check_io
+from broker.config_json import from_json
 from broker.config_normalize import normalize
 from broker.config_reading import read_file
 from broker.config_validation import check_model
 from broker.model_config import ModelConfig, from_message, parse_text
-from broker.proto import ModelConfigMessage
-from protocol.errors import InternalError, InvalidArgument, ServingError
+from broker.proto import Message, ModelConfigMessage
+from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 
 CONFIG_FILE = "config.pbtxt"
 REQUIREMENTS_FILE = "requirements.txt"
@@ -26,6 +29,7 @@ _CUSTOM_STUB = "triton_python_backend_stub"
 VARIANTS = "configs"  # a model's folder of further config files, chosen by --model-config-name
 NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
 DUPLICATE_REASON = "model appears in two or more repositories"
+_NOT_FOUND = "model not found in any model repository."
 
 
 class LogLine(NamedTuple):
@@ -52,6 +56,7 @@ class PollFailure:
     name: str
     text: str
     is_duplicate: bool = False
+    is_missing: bool = False  # it was asked for by name
 
 
 @dataclass(slots=True)
@@ -74,20 +79,26 @@ def check_repositories(repositories: Iterable[str]) -> None:
             raise InvalidArgument("repository path is not a valid directory")
 
 
-def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: str = "") -> Scan:
-    """Poll every model of every repository. Raises as ``check_repositories``; one bad model never hides another."""
+def scan(
+    repositories: Sequence[str],
+    auto_complete: bool = True,
+    config_name: str = "",
+    only: Collection[str] | None = None,
+) -> Scan:
+    """Poll every model of every repository, or only those. Raises as ``check_repositories``; one bad model never hides
+    another."""
     check_repositories(repositories)
-    places: dict[str, list[str]] = {}
-    for repository in dict.fromkeys(repositories):
-        for name in _subdirectories(repository):
-            places.setdefault(name, []).append(os.path.join(repository, name))
+    places = _places(repositories)
     found = Scan()
-    for name, paths in sorted(places.items()):
+    for name in sorted(places if only is None else only):
+        paths = places.get(name, [])
         shown = _shown(name)
-        if len(paths) > 1:
-            found.failures.append(PollFailure(shown, DUPLICATE_REASON, is_duplicate=True))
-            text = f"failed to poll model '{shown}': not unique across all model repositories"
-            found.log.append(LogLine("E", text))
+        if len(paths) != 1:
+            if paths:
+                found.failures.append(PollFailure(shown, DUPLICATE_REASON, is_duplicate=True))
+            else:
+                found.failures.append(PollFailure(shown, _NOT_FOUND, is_missing=True))
+            found.log.append(LogLine("E", _not_one(shown, paths)))
             continue
         try:
             found.models.append(poll(name, paths[0], auto_complete, config_name))
@@ -97,18 +108,51 @@ def scan(repositories: Sequence[str], auto_complete: bool = True, config_name: s
     return found
 
 
+def _places(repositories: Sequence[str]) -> dict[str, list[str]]:
+    """The directories of each name."""
+    places: dict[str, list[str]] = {}
+    for repository in dict.fromkeys(repositories):
+        for name in _subdirectories(repository):
+            places.setdefault(name, []).append(os.path.join(repository, name))
+    return places
+
+
+def _not_one(name: str, paths: Sequence[str]) -> str:
+    return f"failed to poll model '{name}': {'not unique across all model repositories' if paths else _NOT_FOUND}"
+
+
+def names(repositories: Sequence[str]) -> dict[str, str]:
+    """What there is now, by name with the reason of what can be no model."""
+    return {_shown(name): DUPLICATE_REASON if len(paths) > 1 else "" for name, paths in _places(repositories).items()}
+
+
+def locate(name: str, repositories: Sequence[str]) -> str:
+    """The one directory of a model. Raises NotFound; a name that leads elsewhere is none."""
+    paths = _places(repositories).get(name, [])
+    if len(paths) != 1:
+        raise NotFound(_not_one(name, paths))
+    return paths[0]
+
+
 def _shown(path: str) -> str:
     """Itself if it is UTF-8; bytes that are not are told by their numbers."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def poll(name: str, path: str, auto_complete: bool = True, config_name: str = "") -> ModelDirectory:
-    """Read, complete, normalise and check one model's configuration. Raises ServingError."""
+def poll(
+    name: str, path: str, auto_complete: bool = True, config_name: str = "", config_json: str | None = None
+) -> ModelDirectory:
+    """Read, complete, normalise and check one model's configuration; ``config_json`` takes the place of its file.
+
+    Raises ServingError."""
     if _shown(name) != name:
         raise InvalidArgument("the directory's name is not UTF-8")
     config_path = _config_path(path, config_name)
     config_given = os.path.exists(config_path)
-    message = ModelConfigMessage() if auto_complete and not config_given else _read_config(config_path)
+    if config_json is not None:
+        message = _read_json(config_json)
+    else:
+        message = ModelConfigMessage() if auto_complete and not config_given else _read_config(config_path)
     complete_backend(message, name, _first_version_files(path))
     normalize(message)
     check_model(message)
@@ -197,6 +241,38 @@ def _first_version_files(path: str) -> dict[str, bool]:
 def _config_path(path: str, config_name: str) -> str:
     variant = os.path.join(path, VARIANTS, f"{config_name}.pbtxt")
     return variant if config_name and os.path.exists(variant) else os.path.join(path, CONFIG_FILE)
+
+
+def fingerprint(path: str) -> str:
+    """Of the names, sizes and times of all files below; what Python leaves behind when it imports is none of them."""
+    digest = hashlib.blake2b(digest_size=16)
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(path, followlinks=True):
+        at = os.stat(folder)
+        if (at.st_dev, at.st_ino) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add((at.st_dev, at.st_ino))
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in (*folders, *sorted(files)):
+            digest.update(repr((os.path.relpath(os.path.join(folder, name), path), _stamp(folder, name))).encode())
+    return digest.hexdigest()
+
+
+def _stamp(folder: str, name: str) -> tuple[int, int] | None:
+    """Size and time of a file; of a directory only that there is one."""
+    try:
+        at = os.stat(os.path.join(folder, name))
+    except OSError:
+        return None
+    return None if stat.S_ISDIR(at.st_mode) else (at.st_size, at.st_mtime_ns)
+
+
+def _read_json(text: str) -> Message:
+    try:
+        return from_json(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"Invalid config override: {error}") from None
 
 
 def _read_config(path: str) -> ModelConfigMessage:

@@ -64,7 +64,7 @@ class Requests:
         try:
             if self.stopping:  # before the look-up: a model that is unloaded already is not unknown
                 raise Unavailable(STOPPING)
-            version = self._registry.find(request.model, request.version)
+            version = self._registry.for_request(request.model, request.version, now)
         except ServingError as error:
             return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
         pending = Pending(request, event.frames, event.sink, version.batch_size(request), event.arrived_ns)
@@ -184,6 +184,7 @@ class Requests:
             requests = []
             for pending in pendings:
                 pending.holder = instance.index
+                pending.responded_ns = now
                 version.recorder.dequeued()
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now))

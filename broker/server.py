@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 import structlog
 import zmq
@@ -21,11 +21,16 @@ from broker.events import (
     AskedReady,
     Cancelled,
     DeadlinePassed,
+    Discard,
+    Done,
     Event,
     InputsReleased,
     Kill,
     ModelSaid,
     OutputsRead,
+    Override,
+    Poll,
+    Polled,
     Prepare,
     Prepared,
     Say,
@@ -38,6 +43,7 @@ from broker.events import (
     Watch,
 )
 from broker.execution_env import ExecutionEnv
+from broker.model import VersionSource
 from broker.queue import Frames, Sink
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
@@ -62,6 +68,16 @@ _MORE_FOLLOWS = int(zmq.SNDMORE | zmq.NOBLOCK)
 _RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
+class Repositories(Protocol):
+    """Where models come from. Both take their time."""
+
+    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
+        """The versions to load. Raises ServingError."""
+
+    async def discard(self, directory: str) -> None:
+        """Remove a directory that was made for a load."""
+
+
 class BrokerServer:
     """Owns the socket. ``spawn(key, title, interpreter)`` and ``kill(key)`` are a launcher's; ``prepare`` makes an
     environment ready and may take long; ``said`` logs a model's own line."""
@@ -74,6 +90,7 @@ class BrokerServer:
         spawn: Callable[[str, str, Interpreter | None], None],
         kill: Callable[[str], None],
         prepare: Callable[[ExecutionEnv], Awaitable[Interpreter]],
+        repositories: Repositories,
         said: Callable[[ModelSaid], None],
     ) -> None:
         self.core = core
@@ -82,7 +99,8 @@ class BrokerServer:
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
         self._prepare = prepare
-        self._preparing: set[asyncio.Task[None]] = set()
+        self._repositories = repositories
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sent = False  # since the socket was last looked at
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -92,7 +110,10 @@ class BrokerServer:
             Answer: self._answer,
             Send: self._send,
             InputsReleased: self._inputs_released,
-            Prepare: self._start_preparing,
+            Prepare: lambda action: self._begin(self._prepared(action)),
+            Poll: lambda action: self._begin(self._polled(action)),
+            Discard: lambda action: self._begin(repositories.discard(action.directory)),
+            Done: lambda action: action.asker(action.error),
             Spawn: lambda action: spawn(action.key, action.title, action.interpreter),
             Kill: lambda action: kill(action.key),
             Watch: self._watch,
@@ -126,9 +147,9 @@ class BrokerServer:
 
     async def stop_preparing(self) -> None:
         """What is still being prepared will not be needed."""
-        for task in self._preparing:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._preparing, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def ready(self, done: Callable[[bool], None]) -> None:
         """Whether a load balancer should send work here."""
@@ -310,10 +331,10 @@ class BrokerServer:
             message = message._replace(response=message.response._replace(outputs=outputs))
         return message, frames
 
-    def _start_preparing(self, action: Prepare) -> None:
-        task = self._loop.create_task(self._prepared(action))
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _prepared(self, action: Prepare) -> None:
         version, env = action
@@ -324,6 +345,17 @@ class BrokerServer:
         except Exception as fault:
             log.error("an environment could not be prepared", model=version.name, exc_info=fault)
             event = Prepared(version, None, InternalError(f"{env.asked_by}: {fault}"))
+        self.post(event)
+
+    async def _polled(self, action: Poll) -> None:
+        number, model, override = action
+        try:
+            event = Polled(number, model, await self._repositories.poll(model, override))
+        except ServingError as error:
+            event = Polled(number, model, [], error)
+        except Exception as fault:
+            log.error("a model's directory could not be read", model=model, exc_info=fault)
+            event = Polled(number, model, [], InternalError(f"failed to load '{model}', internal error"))
         self.post(event)
 
     def _watch(self, action: Watch) -> None:

@@ -16,6 +16,7 @@ class BrokerSettings:
     shm_directory: str
     auto_complete: bool = True
     strict_readiness: bool = True
+    explicit_control: bool = False  # models may be loaded and unloaded at run time
     load_concurrency: int = 4
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have

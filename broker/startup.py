@@ -1,26 +1,27 @@
 """How a model version comes up: its configuration is completed by a throw-away process, then its instances start.
 
-    LoadModels -> [Prepare, Prepared] -> [Spawn, Hello, Load "auto_complete", Configured]
-               -> per instance: Spawn, Hello, Load "serve", Ready -> all ready: READY
+    load -> [Prepare, Prepared] -> [Spawn, Hello, Load "auto_complete", Configured]
+         -> per instance: Spawn, Hello, Load "serve", Ready -> all ready: it is up
 
-Any failure on the way makes the version UNAVAILABLE with the reason, and its processes are killed.
+Any failure on the way makes the version UNAVAILABLE with the reason, and its processes are killed. What becomes of the
+versions once each is up or has failed is for control.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
-from broker.events import Action, Kill, LoadModels, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
+from broker.events import Action, Kill, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
-from broker.model import ModelVersion, VersionState
+from broker.model import UNLOADED, Generation, ModelVersion, VersionState
 from broker.model_config import ModelConfig
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
 from broker.signature import initialize_args, signature
-from metrics.recorder import Recorder
 from protocol.errors import InternalError, ServingError, error_of
 from protocol.messages import FINISH, LOAD, VERSION, Configured, Failed, Finish, Handle, Hello, Load, Ready
 
@@ -33,16 +34,17 @@ class Startup:
         settings: BrokerSettings,
         registry: Registry,
         roster: Roster,
-        recorder: Recorder,
         probe: Handle,
         nonce: bytes,
+        settled: Callable[[Generation, int], list[Action]],
     ) -> None:
+        """``settled`` is told when every version of a generation is up or has failed."""
         self._settings = settings
         self._registry = registry
         self._roster = roster
-        self._recorder = recorder
         self._probe = probe
         self._nonce = nonce
+        self._settled = settled
         self._waiting: deque[ModelVersion] = deque()
         self._busy: set[ModelVersion] = set()
 
@@ -50,22 +52,37 @@ class Startup:
     def idle(self) -> bool:
         return not self._waiting and not self._busy
 
-    def load(self, event: LoadModels, now: int) -> list[Action]:
+    def load(self, generation: Generation, now: int, urgent: bool = False) -> list[Action]:
+        """``urgent`` if a model that is itself loading waits for it: it must not wait for that one's place."""
         actions: list[Action] = []
-        for source in event.sources:
-            version = ModelVersion(source, now)
+        for version in generation.versions:
             self._registry.add(version)
-            self._waiting.append(version)
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
+        if urgent:
+            for version in generation.versions:
+                actions += self._configure(version, now)
+            return actions
+        self._waiting.extend(generation.versions)
         return actions + self._start_waiting(now)
 
     def _start_waiting(self, now: int) -> list[Action]:
         actions: list[Action] = []
         while self._waiting and len(self._busy) < self._settings.load_concurrency:
             version = self._waiting.popleft()
-            self._busy.add(version)
-            actions += self._configure(version, now)
+            if version.state is VersionState.LOADING:  # else it was given up
+                self._busy.add(version)
+                actions += self._configure(version, now)
         return actions
+
+    def give_up(self, generation: Generation, now: int) -> list[Action]:
+        """Nobody wants it any more, whether it is up or not."""
+        actions: list[Action] = []
+        for version in generation.versions:
+            if version.state is VersionState.LOADING:
+                version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
+                self._busy.discard(version)
+                actions += end_processes(version, finish=version.is_up)
+        return actions + self._start_waiting(now)
 
     def _configure(self, version: ModelVersion, now: int) -> list[Action]:
         try:
@@ -114,12 +131,14 @@ class Startup:
 
     def said(self, key: str, message: Hello | Ready | Configured | Failed, now: int) -> list[Action]:
         """May raise IllegalTransition."""
+        found = self._roster.serving(key)
+        if found is not None and found[1].state is InstanceState.FINISHING:  # it did not know yet
+            return []
         if isinstance(message, Hello):
             return self._hello(key, message)
         configuring = self._roster.configuring(key)
         if configuring is not None:
             return self._configured(configuring, message, now)
-        found = self._roster.serving(key)
         if found is None:
             return []
         version, instance = found
@@ -156,8 +175,9 @@ class Startup:
         return self._settings.backends.get(version.config.backend)
 
     def _configured(self, version: ModelVersion, message: Ready | Configured | Failed, now: int) -> list[Action]:
-        assert version.configuring is not None
         key, version.configuring = version.configuring, None
+        if key is None:  # it has said all
+            return []
         if version.state is not VersionState.LOADING:
             return [Kill(key)]
         if isinstance(message, Failed):
@@ -180,7 +200,7 @@ class Startup:
             cause = "it does not share our shared memory"
             actions.append(Say("warning", "tensors travel inline", {"instance": instance.spec.name, "cause": cause}))
         if version.state is VersionState.LOADING and version.healthy():
-            actions += self._loaded(version, now)
+            actions += self._up(version, now)
         return actions
 
     def _instance_failed(self, version: ModelVersion, instance: Instance, message: Failed, now: int) -> list[Action]:
@@ -197,38 +217,24 @@ class Startup:
 
     # --- how it ends ----------------------------------------------------------------------------------------------
 
-    def _loaded(self, version: ModelVersion, now: int) -> list[Action]:
-        version.state = VersionState.READY
+    def _up(self, version: ModelVersion, now: int) -> list[Action]:
+        version.is_up = True
         version.recorder.load_duration_s = (now - version.load_started_ns) / 1e9
-        self._recorder.add(version.recorder)
-        self._busy.discard(version)
-        return [*self._settled(version.name), *self._start_waiting(now)]
+        return self._end(version, now)
 
     def fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
         if version.state is not VersionState.LOADING:
             return []
         version.state = VersionState.UNAVAILABLE
         version.reason = error.status_text()
-        self._busy.discard(version)
         cause = f"failed to load '{version.name}' version {version.version}: {version.reason}"
         actions: list[Action] = [Say("error", cause, {})]
-        actions += end_processes(version, finish=False)
-        return [*actions, *self._settled(version.name), *self._start_waiting(now)]
+        return actions + end_processes(version, finish=False) + self._end(version, now)
 
-    def _settled(self, model: str) -> list[Action]:
-        """If all versions of a model have come to an end: they serve together or not at all."""
-        versions = [one for one in self._registry if one.name == model]
-        if any(one.state is VersionState.LOADING for one in versions):
-            return []
-        if all(one.state is VersionState.READY for one in versions):
-            return [Say("info", f"successfully loaded '{model}'", {})]
-        actions: list[Action] = []
-        for one in versions:
-            if one.state is VersionState.READY:
-                one.state, one.reason = VersionState.UNAVAILABLE, "unloaded"
-                self._recorder.remove(one.name, one.version)
-                actions += end_processes(one, finish=False)
-        return [*actions, Say("error", f"failed to load '{model}'", {})]
+    def _end(self, version: ModelVersion, now: int) -> list[Action]:
+        self._busy.discard(version)
+        settled = self._settled(version.generation, now) if version.generation.settled() else []
+        return settled + self._start_waiting(now)
 
 
 def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
 
 import structlog
 
-from broker import config_files, repository
-from broker.events import LoadModels
+from broker import config_files, model_files, repository
+from broker.events import LoadModels, Override
 from broker.model import Labels, VersionSource
 from broker.registry import Registry
 from broker.server import BrokerServer
-from protocol.errors import ServingError
+from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 
 log = structlog.get_logger()
 
@@ -20,20 +23,86 @@ _PROGRESS_S = 5.0
 _LEVELS = {"I": "info", "W": "warning", "E": "error"}
 
 
-async def load_repositories(broker: BrokerServer, repositories: Sequence[str], auto_complete: bool) -> None:
-    """Returns when every model is READY or has failed. Raises ServingError for a repository that is not there."""
-    scan = repository.scan(repositories, auto_complete)
-    _say(scan.log)
-    registry = broker.core.registry
-    for failure in scan.failures:
-        registry.add_name(failure.name, failure.text if failure.is_duplicate else "")
-    sources = [source for directory in scan.models for source in _sources(directory, registry)]
-    if sources:
-        broker.post(LoadModels(sources))
-        await _loaded(broker, len(sources))
+class Repositories:
+    """A broker.server.Repositories: files are read in threads, off the loop."""
+
+    def __init__(self, paths: Sequence[str], auto_complete: bool, private_root: str) -> None:
+        """``private_root`` is where directories are made for loads that bring their files."""
+        self._paths = paths
+        self._auto_complete = auto_complete
+        self._private_root = private_root
+
+    async def load(self, broker: BrokerServer, only: Collection[str] | None = None) -> None:
+        """The models to begin with, all or some. Returns when each is READY or has failed. Raises ServingError for a
+        repository that is not there."""
+        scan = await asyncio.to_thread(repository.scan, self._paths, self._auto_complete, only=only)
+        _say(scan.log)
+        registry = broker.core.registry
+        for failure in scan.failures:
+            registry.add_name(failure.name, failure.text if failure.is_duplicate else "")
+        sources = [source for directory in scan.models for source in _sources_at_start(directory, registry)]
+        if sources:
+            broker.post(LoadModels(sources))
+            await _loaded(broker, len(sources))
+
+    async def names(self) -> dict[str, str]:
+        """What the repositories hold now, with the reason of what cannot be a model."""
+        return await asyncio.to_thread(repository.names, self._paths)
+
+    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
+        """Texts of the log name paths; those of the errors go to whoever asked."""
+        private = ""
+        try:
+            if override is not None and override.files:
+                private = await asyncio.to_thread(tempfile.mkdtemp, dir=self._private_root)
+            sources, lines = await asyncio.to_thread(self._sources, model, override, private)
+        except BaseException as error:
+            if private:
+                await self.discard(private)
+            if not isinstance(error, PollError):
+                raise
+            log.error(str(error))
+            raise InternalError(f"failed to load '{model}', failed to poll from model repository") from None
+        _say(lines)
+        return sources
+
+    def _sources(
+        self, model: str, override: Override | None, private: str
+    ) -> tuple[list[VersionSource], list[repository.LogLine]]:
+        """Raises PollError for the log, or ServingError for the client."""
+        directory = self._read(model, override, private)
+        try:
+            versions, lines = repository.versions_to_load(directory)
+        except ServingError as error:
+            raise InvalidArgument(f"load failed for model '{model}': {error}\n") from None
+        return _version_sources(directory, versions, private), lines
+
+    def _read(self, model: str, override: Override | None, private: str) -> repository.ModelDirectory:
+        try:
+            if private and override is not None:
+                path = model_files.write(override.files, override.config, os.path.join(private, model))
+            else:
+                path = repository.locate(model, self._paths)
+        except (OSError, ValueError) as error:
+            raise PollError(f"failed to write the files of model '{model}': {error}") from None
+        except NotFound as error:
+            raise PollError(str(error)) from None
+        try:
+            return repository.poll(
+                model, path, self._auto_complete, config_json=None if override is None else override.config
+            )
+        except ServingError as error:
+            raise PollError(f"Poll failed for model directory '{model}': {error}") from None
+
+    async def discard(self, directory: str) -> None:
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
-def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[VersionSource]:
+class PollError(Exception):
+    """Why a directory is no model that we can load, for the log."""
+
+
+def _sources_at_start(directory: repository.ModelDirectory, registry: Registry) -> list[VersionSource]:
     try:
         versions, lines = repository.versions_to_load(directory)
     except ServingError as error:
@@ -41,10 +110,25 @@ def _sources(directory: repository.ModelDirectory, registry: Registry) -> list[V
         registry.add_failure(directory.name)
         return []
     _say(lines)
+    return _version_sources(directory, versions)
+
+
+def _version_sources(
+    directory: repository.ModelDirectory, versions: Sequence[int], private: str = ""
+) -> list[VersionSource]:
     labels, refusal = _read_files(directory)
+    fingerprint = repository.fingerprint(directory.path)
     return [
         VersionSource(
-            directory.name, version, directory.path, directory.config, labels, refusal, directory.requirements
+            directory.name,
+            version,
+            directory.path,
+            directory.config,
+            labels,
+            refusal,
+            directory.requirements,
+            fingerprint,
+            private,
         )
         for version in versions
     ]

@@ -16,7 +16,7 @@ import structlog
 import stub
 from broker import backends
 from broker.core import Core
-from broker.events import ModelSaid, StopServing
+from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
@@ -36,7 +36,7 @@ from tensorbus.environments import Environments
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.log_outlet import Outlet
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
-from tensorbus.repository import load_repositories
+from tensorbus.repository import Repositories
 from tensorbus.run_directory import run_directory
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
@@ -79,10 +79,12 @@ class Server:
             shm_directory=self._shm_directory,
             auto_complete=not settings.disable_auto_complete_config,
             strict_readiness=settings.strict_readiness,
+            explicit_control=settings.model_control_mode == "explicit",
             load_concurrency=settings.model_load_thread_count,
             backends=self._backends,
             gpus=gpus.usable(),
         )
+        self.repositories = Repositories(settings.model_repository, not settings.disable_auto_complete_config, run_dir)
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
             self._core(broker_settings),
@@ -91,6 +93,7 @@ class Server:
             self._launcher.spawn,
             self._launcher.kill,
             environments.interpreter,
+            self.repositories,
             _said,
         )
 
@@ -124,7 +127,7 @@ class Server:
             raise InvalidArgument("--model-repository must be specified")
         for flag in settings.ignored_flags:
             log.warning(f"--{flag} has no effect here")
-        await load_repositories(self.broker, settings.model_repository, not settings.disable_auto_complete_config)
+        await self.repositories.load(self.broker, settings.models_at_start)
         await fronts
         index = self.broker.core.registry.index(ready=False)
         log_table(repository_agents_table())
@@ -136,6 +139,7 @@ class Server:
             raise InternalError("failed to load all models")
         bus = EmbeddedBus(self.broker)
         dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
+        self.broker.post(StartServing())
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
 

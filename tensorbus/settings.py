@@ -15,6 +15,9 @@ from tensorbus.logs import LogSettings
 __all__ = ["ServeSettings", "UsageError", "parse_serve", "usage"]
 
 
+EVERY_MODEL = "*"  # of --load-model
+
+
 @dataclass(frozen=True)
 class ServeSettings:
     """A field is the flag of the same name; the last ones are what the command line leaves to be said."""
@@ -37,6 +40,7 @@ class ServeSettings:
     disable_auto_complete_config: bool = False
     strict_readiness: bool = True
     model_control_mode: str = "none"
+    load_model: tuple[str, ...] = ()  # in explicit mode, those to begin with
     model_load_thread_count: int = 4
 
     allow_http: bool = True
@@ -63,6 +67,11 @@ class ServeSettings:
 
     deprecations: tuple[str, ...] = ()  # lines for stderr
     ignored_flags: tuple[str, ...] = ()  # without dashes; each deserves a warning in the log
+
+    @property
+    def models_at_start(self) -> tuple[str, ...] | None:
+        """None is all."""
+        return None if self.model_control_mode == "none" or self.load_model == (EVERY_MODEL,) else self.load_model
 
     def backend_values(self, backend: str) -> dict[str, str]:
         """The --backend-config values that concern a backend; its own win over those of every backend."""
@@ -111,8 +120,8 @@ def _fields(given: list[Given]) -> dict[str, Any]:
         name = {"model-store": "model_repository"}.get(flag.name, flag.name.replace("-", "_"))
         if name in names:
             values[name] = (*values.get(name, ()), value) if flag.repeatable else value
-    if "model_repository" in values:
-        values["model_repository"] = _once(values["model_repository"])
+    for name in {"model_repository", "load_model"} & values.keys():
+        values[name] = _once(values[name])
     strict = [one.value for one in given if one.flag.name == "strict-model-config"]
     if strict and strict[-1]:
         values["disable_auto_complete_config"] = True
@@ -150,6 +159,9 @@ def _check_combinations(given: list[Given]) -> None:
     last = {one.flag.name: one.value for one in given}
     if "load-model" in last and last.get("model-control-mode") != "explicit":
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    at_start = {one.value for one in given if one.flag.name == "load-model"}
+    if EVERY_MODEL in at_start and len(at_start) > 1:
+        raise UsageError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     if "response-cache-byte-size" in last and "cache-config" in last:
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "

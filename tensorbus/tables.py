@@ -45,6 +45,7 @@ def options_table(settings: ServeSettings, version: str, extensions: Sequence[st
         ("server_extensions", " ".join(extensions)),
         *((f"model_repository_path[{i}]", path) for i, path in enumerate(settings.model_repository)),
         ("model_control_mode", f"MODE_{settings.model_control_mode.upper()}"),
+        *((f"startup_models_{i}", name) for i, name in enumerate(settings.load_model)),
         ("strict_model_config", str(int(settings.disable_auto_complete_config))),
         ("model_config_name", ""),
         ("rate_limit", "OFF"),

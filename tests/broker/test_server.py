@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from broker.core import Core
-from broker.events import LoadModels
+from broker.events import Discard, LoadModel, LoadModels, Override, StartServing
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
@@ -60,10 +60,11 @@ class World:
         self.store = Store("/dev/shm")
         block = self.store.allocate(32)
         block.view[:] = b"n" * 32
-        settings = BrokerSettings(self.bus, "/dev/shm", auto_complete=False)
+        settings = BrokerSettings(self.bus, "/dev/shm", auto_complete=False, explicit_control=True)
         core = Core(settings, Recorder(), Handle(block.segment, block.offset, 32), b"n" * 32, 0)
         self.spawned: list[str] = []
         self.killed: list[str] = []
+        self.discarded: list[str] = []
         self.asked: list[ExecutionEnv] = []
         self.environment: asyncio.Future[Interpreter] | Exception = asyncio.get_running_loop().create_future()
         self.server = BrokerServer(
@@ -73,6 +74,7 @@ class World:
             lambda key, title, interpreter: self.spawned.append(key),
             self.killed.append,
             self.prepare,
+            self,
             self.hear,
         )
         self.context = zmq.asyncio.Context()
@@ -84,6 +86,14 @@ class World:
         if isinstance(self.environment, Exception):
             raise self.environment
         return await self.environment
+
+    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
+        if model == "broken":
+            raise OSError("broken")
+        raise InternalError(f"failed to load '{model}', failed to poll from model repository")
+
+    async def discard(self, directory: str) -> None:
+        self.discarded.append(directory)
 
     def hear(self, line) -> None:
         self.said += 1
@@ -307,5 +317,28 @@ def test_a_stub_that_says_more_than_is_heard_keeps_nobody_from_being_served(run)
             await asyncio.sleep(0)
             turns += 1
         assert turns > 5  # others had their turns in between
+
+    run(scenario)
+
+
+def test_whoever_asks_for_a_load_is_told_how_it_ended(run):
+    async def scenario(world: World) -> None:
+        told: list[str] = []
+        world.server.post(StartServing())
+        for model in ("nobody", "broken"):
+            world.server.post(LoadModel(model, None, lambda error: told.append(str(error))))
+        await until(lambda: len(told) == 2)
+        assert sorted(told) == [
+            "failed to load 'broken', internal error",
+            "failed to load 'nobody', failed to poll from model repository",
+        ]
+
+    run(scenario)
+
+
+def test_what_was_made_for_a_load_is_discarded_in_the_background(run):
+    async def scenario(world: World) -> None:
+        world.server._carry_out([Discard("/private")])
+        await until(lambda: world.discarded == ["/private"])
 
     run(scenario)

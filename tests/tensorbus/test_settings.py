@@ -99,7 +99,7 @@ def test_flags_without_effect_are_listed_once_each() -> None:
     "argument",
     [
         "--model-control-mode=poll",
-        "--model-control-mode=EXPLICIT",
+        "--model-control-mode=POLL",
         "--rate-limit=execution_count",
         "--grpc-use-ssl=true",
         "--http-restricted-api=health:k=v",
@@ -139,6 +139,16 @@ def test_load_model_needs_explicit_control() -> None:
     text = "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
     assert refusal("--load-model=m") == text
     assert refusal("--load-model=m", "--model-control-mode=none") == text
+
+
+def test_explicit_mode_begins_with_the_models_named():
+    explicit = "--model-control-mode=Explicit"
+    assert parse_serve([]).models_at_start is None
+    assert parse_serve([explicit]).models_at_start == ()
+    assert parse_serve([explicit, "--load-model=b", "--load-model=a", "--load-model=b"]).models_at_start == ("b", "a")
+    assert parse_serve([explicit, "--load-model=*"]).models_at_start is None
+    wildcard = "Wildcard model name '*' must be the ONLY startup model if specified at all."
+    assert refusal(explicit, "--load-model=*", "--load-model=a") == wildcard
 
 
 def test_both_cache_flags_are_refused() -> None:

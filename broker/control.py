@@ -1,0 +1,398 @@
+"""Loading and unloading while the server runs.
+
+    LoadModel -> Poll, Polled -> startup.py -> all versions up: they serve, and what they replace drains
+                                            -> one failed: what has served goes on serving
+    UnloadModel -> loads that came before it are given up; what serves drains
+
+    LOADING --up--> READY --unload, replaced--> UNLOADING --drained, processes gone--> UNAVAILABLE "unloaded"
+       +--failed--> UNAVAILABLE, with the reason
+
+What drains takes no new requests, ends those in flight, then finalizes. Loads of one model come one after the other, in
+the order asked; an unload waits for nothing. A load that waits for itself by way of other models is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from broker.events import (
+    Action,
+    Asker,
+    Discard,
+    Done,
+    LoadModel,
+    LoadModels,
+    Override,
+    Poll,
+    Polled,
+    Say,
+    Send,
+    StartServing,
+    StubAsker,
+    UnloadModel,
+)
+from broker.instance import Instance
+from broker.model import UNLOADED, Generation, ModelVersion, VersionState
+from broker.queue import Frames
+from broker.readiness import Then
+from broker.registry import Registry
+from broker.roster import Roster
+from broker.settings import BrokerSettings
+from broker.startup import Startup, end_processes
+from metrics.recorder import Recorder
+from protocol.errors import InvalidArgument, ServingError, Unavailable
+from protocol.messages import TOLD, Control, Told
+
+NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+NOT_READY = "Server not ready"
+
+AskReady = Callable[[ModelVersion, int, Then], list[Action]]
+
+
+class _Line:
+    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``."""
+
+    __slots__ = ("generation", "model", "orders", "poll")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.orders: deque[LoadModel] = deque()
+        self.poll = 0
+        self.generation: Generation | None = None
+
+
+class ModelControl:
+    """Invariant: a version that is UNLOADING is in ``_draining`` or ``_ending``; the latter has those that failed, too,
+    for as long as they have processes."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        roster: Roster,
+        recorder: Recorder,
+        startup: Startup,
+        ask_ready: AskReady,
+        lends: Callable[[ModelVersion], bool],
+    ) -> None:
+        """``lends`` tells whether other models still look at outputs of a version."""
+        self._settings = settings
+        self._registry = registry
+        self._roster = roster
+        self._recorder = recorder
+        self._startup = startup
+        self._ask_ready = ask_ready
+        self._lends = lends
+        self._lines: dict[str, _Line] = {}
+        self._serving: dict[str, Generation] = {}
+        self._draining: dict[ModelVersion, None] = {}  # ordered sets
+        self._ending: dict[ModelVersion, None] = {}
+        self._last_poll = 0
+        self._open = False  # from StartServing to StopServing
+
+    def start(self, event: StartServing, now: int) -> list[Action]:
+        self._open = True
+        return []
+
+    # --- what is asked ----------------------------------------------------------------------------------------------
+
+    def load_all(self, event: LoadModels, now: int) -> list[Action]:
+        """At the start, and without further conditions."""
+        actions: list[Action] = []
+        for model, sources in groupby(event.sources, key=lambda source: source.model):
+            line = self._lines[model] = _Line(model)
+            line.generation = Generation(list(sources), now)
+            actions += self._startup.load(line.generation, now)
+        return actions
+
+    def load(self, event: LoadModel, now: int) -> list[Action]:
+        try:
+            self._check(event.model, event.asker)
+            self._refuse_circle(event)
+        except ServingError as error:
+            return [told(event.asker, error)]
+        line = self._lines.get(event.model)
+        if line is not None:
+            line.orders.append(event)
+            return []
+        line = self._lines[event.model] = _Line(event.model)
+        line.orders.append(event)
+        return [self._poll(line)]
+
+    def unload(self, event: UnloadModel, now: int) -> list[Action]:
+        """``unload_dependents`` concerns ensembles, of which there are none."""
+        try:
+            self._check(event.model, event.asker)
+        except ServingError as error:
+            return [told(event.asker, error)]
+        actions = self._give_up(event.model, lambda order, reason: unloaded_meanwhile(order.model, reason), now)
+        self._serving.pop(event.model, None)
+        for row in self._registry.rows(event.model):
+            row.accepts_until = 0
+            if row.state is VersionState.READY:
+                self._drain(row)
+        self._forgive(event.model)
+        return [*actions, told(event.asker, None)]
+
+    def stop(self, now: int) -> list[Action]:
+        """What is being loaded is given up; what serves is for the core to end."""
+        self._open = False
+        actions: list[Action] = []
+        for model in list(self._lines):
+            actions += self._give_up(model, lambda order, reason: Unavailable(NOT_READY), now)
+        return actions
+
+    def said(self, key: str, message: Control, frames: Frames, now: int) -> list[Action]:
+        """A model asks."""
+        asker = StubAsker(key, message.call)
+        if message.operation == "unload":
+            return self.unload(UnloadModel(message.model, message.unload_dependents, asker), now)
+        if message.operation == "load":
+            return self.load(LoadModel(message.model, override_of(message), asker), now)
+        return self._is_ready(message, asker, now)
+
+    def _check(self, model: str, asker: Asker | StubAsker) -> None:
+        if not self._open:
+            raise Unavailable(NOT_READY)
+        if not self._settings.explicit_control:
+            raise Unavailable(NOT_ALLOWED)
+        if not model:
+            raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+        if model.strip() == ".." or "/" in model:
+            raise InvalidArgument(
+                f"invalid model name '{model}', model name must not contain path traversal characters"
+            )
+        found = self._asking(asker)
+        if found is not None and found[0].name == model:
+            raise InvalidArgument(f"model '{model}' cannot load or unload itself")
+
+    def _asking(self, asker: Asker | StubAsker) -> tuple[ModelVersion, Instance] | None:
+        return self._roster.serving(asker.key) if isinstance(asker, StubAsker) else None
+
+    def _is_ready(self, message: Control, asker: StubAsker, now: int) -> list[Action]:
+        try:
+            if not self._open:
+                raise Unavailable(NOT_READY)
+            version = self._registry.servable(message.model, parse_version(message.version))
+        except ServingError as error:
+            return [told(asker, error)]
+
+        def tell(error: ServingError | None, now: int) -> list[Action]:
+            return [Send(asker.key, Told(TOLD, asker.call, None, float(error is None)))]
+
+        return tell(Unavailable(""), now) if version is None else self._ask_ready(version, now, tell)
+
+    # --- circles ----------------------------------------------------------------------------------------------------
+
+    def _refuse_circle(self, event: LoadModel) -> None:
+        """A model that loads another one in ``initialize`` cannot be waited for by that one's load."""
+        waiting = self._held_up(event.asker)
+        reached, ahead = set(), [event.model]
+        while waiting and ahead:
+            model = ahead.pop()
+            if model == waiting:
+                raise InvalidArgument(f"the load of model '{event.model}' would wait for itself")
+            if model not in reached:
+                reached.add(model)
+                ahead += [line_model for line_model, held in self._waits() if held == model]
+
+    def _waits(self) -> Iterator[tuple[str, str]]:
+        """Which model is waited for by the load of which other one."""
+        for model, line in self._lines.items():
+            for order in line.orders:
+                yield model, self._held_up(order.asker)
+
+    def _held_up(self, asker: Asker | StubAsker) -> str:
+        """The model whose load waits for what is asked, "" if none does."""
+        found = self._asking(asker)
+        return found[0].name if found is not None and found[0].state is VersionState.LOADING else ""
+
+    # --- one load after the other -----------------------------------------------------------------------------------
+
+    def _poll(self, line: _Line) -> Poll:
+        self._last_poll += 1
+        line.poll, line.generation = self._last_poll, None
+        return Poll(line.poll, line.orders[0].model, line.orders[0].override)
+
+    def polled(self, event: Polled, now: int) -> list[Action]:
+        line = self._lines.get(event.model)
+        if line is None or line.poll != event.number or line.generation is not None:  # it was given up meanwhile
+            directory = event.sources[0].private_directory if event.sources else ""
+            return [Discard(directory)] if directory else []
+        if event.error is not None:
+            return self._next(line, event.error)
+        if self._is_unchanged(line.orders[0], event):
+            self._forgive(event.model)
+            return self._next(line, None)
+        line.generation = Generation(event.sources, now)
+        return self._startup.load(line.generation, now, urgent=bool(self._held_up(line.orders[0].asker)))
+
+    def _is_unchanged(self, order: LoadModel, event: Polled) -> bool:
+        """What comes with a request is always loaded; a configuration that did stays until the files change."""
+        serving = self._serving.get(event.model)
+        return (
+            serving is not None
+            and order.override is None
+            and not serving.private_directory
+            and serving.fingerprint == event.sources[0].fingerprint
+        )
+
+    def settled(self, generation: Generation, now: int) -> list[Action]:
+        """Every version is up or has failed."""
+        line = self._lines.get(generation.model)
+        if line is None or line.generation is not generation:
+            return []
+        if all(one.is_up and one.state is VersionState.LOADING for one in generation.versions):
+            return self._take_over(generation, now) + self._next(line, None)
+        failed = load_failed(generation)
+        actions = self._abandon(generation, now)
+        actions.append(Say("error", f"failed to load '{generation.model}'", {}))
+        return actions + self._next(line, failed)
+
+    def _take_over(self, generation: Generation, now: int) -> list[Action]:
+        model = generation.model
+        replaced = [row for row in self._registry.rows(model) if row.state is VersionState.READY]
+        for row in replaced:
+            row.accepts_until = now + self._settings.release_delay_ns
+            self._drain(row)
+        for version in generation.versions:
+            version.state = VersionState.READY
+            self._registry.give_row(version)
+            self._recorder.add(version.recorder)
+        self._serving[model] = generation
+        self._forgive(model)
+        return [Say("info", f"successfully loaded '{model}'", {})]
+
+    def _forgive(self, model: str) -> None:
+        """That a load of it has failed is no complaint any more."""
+        self._registry.forget_failure(model)
+        for row in self._registry.rows(model):
+            if row.state is VersionState.UNAVAILABLE:
+                row.reason = UNLOADED
+
+    def _next(self, line: _Line, error: ServingError | None) -> list[Action]:
+        """The first of the line is done."""
+        actions: list[Action] = []
+        if line.orders:
+            actions.append(told(line.orders.popleft().asker, error))
+        if line.orders:
+            return [*actions, self._poll(line)]
+        del self._lines[line.model]
+        return actions
+
+    def _give_up(self, model: str, why: Callable[[LoadModel, str], ServingError], now: int) -> list[Action]:
+        line = self._lines.pop(model, None)
+        if line is None:
+            return []
+        actions: list[Action] = []
+        reason = ""
+        if line.generation is not None:
+            actions += self._abandon(line.generation, now)
+            reason = str(load_failed(line.generation))
+        return actions + [told(order.asker, why(order, reason)) for order in line.orders]
+
+    # --- on the way out ---------------------------------------------------------------------------------------------
+
+    def _abandon(self, generation: Generation, now: int) -> list[Action]:
+        """One that does not come to serve."""
+        self._ending.update(dict.fromkeys(generation.versions))
+        return self._startup.give_up(generation, now)
+
+    def _drain(self, row: ModelVersion) -> None:
+        row.state = VersionState.UNLOADING
+        self._recorder.remove(row.name, row.version)
+        self._draining[row] = None
+
+    def leave(self, now: int) -> list[Action]:
+        """Whatever can go a step further does; at the end of every turn."""
+        actions: list[Action] = []
+        for version in [one for one in self._draining if not self._must_stay(one, now)]:
+            del self._draining[version]
+            self._ending[version] = None
+            actions += end_processes(version, finish=True)
+        for version in [one for one in self._ending if one.gone()]:
+            actions += self._gone(version)
+        return actions
+
+    def _must_stay(self, version: ModelVersion, now: int) -> bool:
+        """An answer that another model has not mapped yet would be lost with its process; one that it keeps is not."""
+        if now < version.accepts_until:
+            return True
+        version.accepts_until = 0
+        if version.in_flight():
+            return True
+        if not self._lends(version):
+            return False
+        version.stays_until = version.stays_until or now + self._settings.patience_ns
+        return now < version.stays_until
+
+    def _gone(self, version: ModelVersion) -> list[Action]:
+        actions: list[Action] = []
+        if version.state is VersionState.UNLOADING:
+            version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
+            actions.append(Say("info", f"successfully unloaded '{version.name}' version {version.version}", {}))
+        del self._ending[version]
+        version.instances.clear()
+        self._registry.drop(version)
+        generation = version.generation
+        if generation.private_directory and not any(self._is_leaving(one) for one in generation.versions):
+            actions.append(Discard(generation.private_directory))
+        return actions
+
+    def _is_leaving(self, version: ModelVersion) -> bool:
+        return version in self._draining or version in self._ending
+
+    def next_deadline(self) -> int | None:
+        """Of those that only the clock keeps from leaving."""
+        return min(filter(None, (one.accepts_until or one.stays_until for one in self._draining)), default=None)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for model, line in self._lines.items():
+            assert line.orders or line.generation is not None, model
+            assert all(order.model == model for order in line.orders)
+            assert line.generation is None or not line.generation.settled()
+        for one in self._registry:
+            assert one.state is not VersionState.LOADING or self._lines[one.name].generation is one.generation
+            assert not self._open or one.state is not VersionState.UNLOADING or self._is_leaving(one)
+        for model, generation in self._serving.items():
+            assert not self._open or generation.serves(), model
+
+
+def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
+    if not isinstance(asker, StubAsker):
+        return Done(asker, error)
+    return Send(asker.key, Told(TOLD, asker.call, None if error is None else (int(error.kind), str(error))))
+
+
+def override_of(message: Control) -> Override | None:
+    """A model says "" for no configuration."""
+    return Override(message.config or None, message.files or {}) if message.config or message.files else None
+
+
+def parse_version(text: str) -> int:
+    """-1 for "". Raises InvalidArgument."""
+    if not text:
+        return -1
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
+            "integral value > 0"
+        )
+    return int(text)
+
+
+def load_failed(generation: Generation) -> InvalidArgument:
+    """What whoever asked is told; siblings of those that failed are no news."""
+    clauses = [
+        f"version {one.version} is at {one.state.value} state: {one.reason};\n"
+        for one in generation.versions
+        if one.state is VersionState.UNAVAILABLE
+    ]
+    return InvalidArgument(f"load failed for model '{generation.model}': {''.join(clauses)}")
+
+
+def unloaded_meanwhile(model: str, reason: str) -> InvalidArgument:
+    return InvalidArgument(reason or f"load failed for model '{model}': it was unloaded meanwhile\n")
