@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # most models need none
     import asyncio
 
 Answer = Tuple[messages.Answered, List[memoryview]]
-_NOT_NOW = "BLS is only supported during the 'execute' function."
+not_now = "BLS is only supported during the 'execute' function."  # a model in the foreground is told something else
 
 
 class _Memory(NamedTuple):
@@ -50,7 +50,7 @@ class Call:
     def __init__(self, request: messages.Request, inputs: Sequence[Tensor], decoupled: bool) -> None:
         """Sends it. ``request`` has no inputs. Raises TritonModelException."""
         if _memory is None or not calls.serving():
-            raise TritonModelException(_NOT_NOW)
+            raise TritonModelException(not_now)
         self._model = request.model
         self._memory = _memory
         self._pid = os.getpid()
@@ -70,7 +70,7 @@ class Call:
             self._number = calls.call(make, self._on_answer)
         except calls.NotServing:
             self._end_inputs()
-            raise TritonModelException(_NOT_NOW) from None
+            raise TritonModelException(not_now) from None
 
     def has_answer(self) -> bool:
         return bool(self._answers)
@@ -95,7 +95,7 @@ class Call:
         try:
             calls.wait(done)
         except calls.NotServing:
-            raise TritonModelException(_NOT_NOW) from None
+            raise TritonModelException(not_now) from None
         except BaseException:
             self.abandon()
             raise
