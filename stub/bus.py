@@ -53,6 +53,10 @@ class Bus:
         """From any thread. Raises Closed."""
         self._channel.send(message, frames)
 
+    def send_from_finalizer(self, message: messages.ToBroker) -> bool:
+        """From any thread; never waits. False if it cannot be sent now."""
+        return self._channel.send_from_finalizer(message)
+
     def wait(self, done: Done, timeout_s: Optional[float] = None) -> bool:
         """Until ``done()`` or the time is over; returns which. Without the GIL, from any thread.
 

@@ -99,8 +99,8 @@ def read(origin: str, lease: int) -> None:
 
 
 def drop_metric(is_family: bool, number: int) -> None:
-    """The model has let go of a metric (or family) of this process. From any thread, from a finalizer too; told soon,
-    and before anything is asked."""
+    """The model has let go of a metric (or family) of this process. From any thread, from a finalizer too; told at once
+    if that can be, else soon, and before anything is asked."""
     if _connection.calls is not None:
         _connection.calls.drop_metric(is_family, number)
 
@@ -192,9 +192,11 @@ class Calls:
             self._bus.nudge()
 
     def drop_metric(self, is_family: bool, number: int) -> None:
-        self._dropped.append((is_family, number))
-        if len(self._dropped) == 1:
-            self._bus.nudge()
+        families, metrics = ([number], []) if is_family else ([], [number])
+        if not self._bus.send_from_finalizer(messages.DropMetrics(messages.DROP_METRICS, families, metrics)):
+            self._dropped.append((is_family, number))
+            if len(self._dropped) == 1:
+                self._bus.nudge()
 
     def _send(self, message: messages.ToBroker, frames: Frames = ()) -> None:
         try:

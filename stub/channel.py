@@ -77,6 +77,21 @@ class Channel:
             if _thread._count() and self._has_message():
                 self.wake()
 
+    def send_from_finalizer(self, message: messages.ToBroker) -> bool:
+        """Never waits; False if it cannot be sent now, perhaps since this thread is in the midst of another message."""
+        is_sending = self._lock._is_owned()  # type: ignore[attr-defined]  # what threading.Condition asks, too
+        if not self.is_ours or is_sending or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._closed:
+                self._socket.send(codec.encode_anew(message), zmq.NOBLOCK)
+                self.wake()
+            return True
+        except zmq.Again:
+            return False
+        finally:
+            self._lock.release()
+
     def receive(self, timeout_ms: int = -1) -> Optional[Received]:
         """The next message; None if there is none in time, after ``wake``, and now and then for no reason.
 

@@ -33,6 +33,12 @@ def encode(message: messages.ToBroker) -> bytes:
     return data
 
 
+def encode_anew(message: messages.ToBroker) -> bytes:
+    """The same, for a finalizer: that may run in the midst of ``encode``, which is not made to be entered twice."""
+    data: bytes = msgpack.packb(message)
+    return data
+
+
 def decode_plain(data: Union[bytes, memoryview]) -> ToStub:
     """One header frame from the broker, without msgspec. Raises ProtocolError."""
     try:
