@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shm.errors import BadHandle, ShmFull
 from shm.segment import HEADER_NBYTES
-from shm.store import Reader, Store
+from shm.store import PRIVATE_NBYTES, Reader, Store
 
 MIB = 1 << 20
 
@@ -335,3 +335,33 @@ class RandomUse(RuleBasedStateMachine):
 
 TestRandomUse = RandomUse.TestCase
 TestRandomUse.settings = settings(max_examples=30, deadline=None)
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_a_large_block_that_others_look_at_is_seen_copy_on_write(store, reader, start):
+    small = store.allocate(start)
+    block = store.allocate(PRIVATE_NBYTES)
+    block.view[:4] = b"seen"
+    view = reader.view_shared(*block[:3])
+    again = reader.view_shared(*block[:3])
+    assert (len(view), bytes(view[:4])) == (PRIVATE_NBYTES, b"seen")
+    view[:4] = b"mine"
+    assert bytes(block.view[:4]) == bytes(again[:4]) == b"seen"
+    assert small.nbytes == start
+
+
+def test_a_small_block_that_others_look_at_is_seen_as_it_is(store, reader):
+    block = store.allocate(100)
+    view = reader.view_shared(*block[:3])
+    block.view[:] = b"x" * 100
+    assert bytes(view) == b"x" * 100
+
+
+def test_a_large_block_whose_owner_has_died_is_seen_by_a_copy(store, reader):
+    block = store.allocate(PRIVATE_NBYTES)
+    block.view[:4] = b"seen"
+    mapped = reader.view(*block[:3])
+    store.close()
+    view = reader.view_shared(*block[:3])
+    view[:4] = b"mine"
+    assert bytes(mapped[:4]) == b"seen"

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from _tensorbus_app.stub import tensor as module
 from _tensorbus_app.stub.numpy_types import DTYPE
+from _tensorbus_app.stub.shared import messages
 
 BF16_ONE = b"\x80\x3f"
 
@@ -171,3 +174,58 @@ def test_elements_that_end_too_early_are_an_error_that_names_the_tensor() -> Non
     tensor, _ = module.receive("NAMES", "BYTES", (1,), memoryview(bytearray(b"\x05\0\0\0ab")))
     with pytest.raises(pb_utils.TritonModelException, match="Tensor 'NAMES'"):
         tensor.as_numpy()
+
+
+HANDLE = messages.Handle("a segment", 128, 12)
+
+
+def received(array: Any, handle: Any = HANDLE, shared: bool = False, borrowed: bool = False) -> Any:
+    datatype = "BF16" if array.dtype == np.uint16 else "FP32"
+    memory = memoryview(array).cast("B")
+    return module.receive("A", datatype, array.shape, memory, handle._replace(nbytes=len(memory)), shared, borrowed)[0]
+
+
+def test_a_received_tensor_can_be_lent_until_the_model_looks() -> None:
+    for look in (lambda tensor: tensor.as_numpy(), lambda tensor: tensor.to_dlpack()):
+        tensor = received(np.ones(3, np.float32))
+        assert module.lend(tensor).handle == HANDLE
+        look(tensor)
+        assert module.lend(tensor) is None
+
+
+def test_what_nobody_else_looks_at_is_not_copied() -> None:
+    memory = np.ones(3, np.float32)
+    assert np.shares_memory(received(memory).as_numpy(), memory)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_others_look_at_is_copied_when_the_model_looks(lent: bool) -> None:
+    memory = np.ones(3, np.float32)
+    tensor = received(memory, shared=not lent)
+    if lent:
+        module.lend(tensor)
+    array = tensor.as_numpy()
+    assert not np.shares_memory(array, memory)
+    assert tensor.as_numpy() is array
+
+
+def test_bf16_that_others_look_at_is_copied_when_the_model_looks() -> None:
+    memory = np.ones(3, np.uint16)
+    tensor = received(memory, shared=True)
+    tensor.to_dlpack()
+    assert not np.shares_memory(tensor._data, memory)
+
+
+LARGE = np.ones(1 << 16, np.float32)
+
+
+def test_another_model_s_large_output_goes_on_in_a_response_as_it_lies_there() -> None:
+    tensor = received(LARGE, borrowed=True)
+    assert module.outgoing(tensor).handle.segment == HANDLE.segment
+    assert not np.shares_memory(tensor.as_numpy(), LARGE)
+    assert isinstance(module.outgoing(tensor), memoryview)
+
+
+@pytest.mark.parametrize(("array", "borrowed"), [(LARGE, False), (LARGE[:3], True)])
+def test_inputs_and_small_outputs_are_copied_into_a_response(array: Any, borrowed: bool) -> None:
+    assert bytes(module.outgoing(received(array, borrowed=borrowed))) == array.tobytes()

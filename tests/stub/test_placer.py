@@ -1,0 +1,79 @@
+"""Tensors on their way out: into a block, by the handle of another's memory, or into frames."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from protocol.messages import Handle
+from shm.store import Reader, Store
+from stub.placer import Placer
+from stub.tensor import Place
+
+A = ("A", "UINT8", (3,), b"abc")
+LENT = ("L", "UINT8", (2,), Place(Handle("another's", 128, 2), np.ones(2, np.uint8), True, True))
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(str(tmp_path))
+    yield store
+    store.check()
+    store.close()
+
+
+def test_what_lies_in_another_s_memory_stays_there(store):
+    placed = Placer(store).place([LENT, A])
+    lent, copied = placed.references
+    assert (lent.place, lent.shared, copied.shared) == (LENT[3].handle, True, False)
+    assert placed.block.nbytes == 64
+    assert placed.roots == [LENT[3].root]
+
+
+def test_what_is_lent_needs_no_memory_of_ours(store):
+    placed = Placer(store).place([LENT])
+    assert (placed.block, placed.is_on_lease, placed.frames) == (None, True, [])
+
+
+def test_what_is_lent_is_held_until_it_is_freed(store):
+    placer = Placer(store)
+    placed = placer.place([LENT])
+    placer.free(placed)
+    assert placed.roots == []
+
+
+def test_frames_are_numbered_from_the_first_of_these_tensors():
+    placed = Placer(None).place([A, A], first_frame=5)
+    assert [tensor.place for tensor in placed.references] == [5, 6]
+    assert (placed.frames, placed.is_on_lease) == ([b"abc", b"abc"], False)
+
+
+def test_a_forked_process_leaves_the_memory_alone(store):
+    placer = Placer(store)
+    placed = placer.place([A])
+    child = os.fork()
+    if not child:
+        try:
+            inline = placer.place([A])
+            placer.free(placed)
+            os._exit(0 if inline.frames == [b"abc"] and not inline.is_on_lease else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    placer.free(placed)
+
+
+def test_many_threads_place_and_free(store, tmp_path):
+    placer, reader = Placer(store), Reader(str(tmp_path))
+
+    def work(number):
+        data = bytes([number]) * 1000
+        for _ in range(200):
+            placed = placer.place([("A", "UINT8", (1000,), data)])
+            assert bytes(reader.view(*placed.references[0].place)) == data
+            placer.free(placed)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    reader.close()
