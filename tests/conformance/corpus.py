@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.conformance import grpc_cases, http_cases, http_error_cases, model_cases, server_cases
+from tests.conformance import generate_cases, grpc_cases, http_cases, http_error_cases, model_cases, server_cases
 
 CASES = [
     *http_cases.CASES,
     *http_error_cases.CASES,
+    *generate_cases.CASES,
     *grpc_cases.CASES,
     *model_cases.CASES,
     *server_cases.CASES,

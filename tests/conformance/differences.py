@@ -49,6 +49,28 @@ _SUM = {
     }
 }
 
+_GENERATE = "2.51 answers every error of a model with 400 here; HEAD, and ours, with the status of its kind"
+
+
+def generated(name: str, status: int, error: str | None = None, *more: str) -> dict[str, Difference]:
+    """Of generate and generate_stream. ``more`` are the documents after the first, which is an error."""
+    answer: Answer = {"status": status}
+    single, several = dict(answer), dict(answer)
+    if error is not None:
+        documents = [json.dumps({"error": error}, separators=(",", ":")), *more]
+        several["body"] = "".join(f"data: {document}\n\n" for document in documents)
+        single["body"] = documents[0] if not more else json.dumps({"error": _NOT_ONE}, separators=(",", ":"))
+    return {
+        f"generate: {name}": Difference(_GENERATE, (single,)),
+        f"generate_stream: {name}": Difference(_GENERATE, (several,)),
+    }
+
+
+_NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
 _RETURNED_ERROR = "a response with an error counts as a failure here, so that operators see it; Triton counts a success"
 _FAILED_TWICE = (
     {"status": 500},
@@ -137,6 +159,20 @@ KNOWN_DIFFERENCES = {
             ),
         ),
     ),
+    **generated("model: value_error", 500),
+    **generated("model: too_many", 500),
+    **generated("model: error_not_found", 404, "told: NOT_FOUND"),
+    **generated("model: error_unavailable", 503, "told: UNAVAILABLE"),
+    **generated("model: error_empty", 500, ""),
+    **generated("responses: error", 404, "told"),
+    **generated("responses: error final", 404, "told"),
+    **generated(
+        "responses: error 1 final",
+        404,
+        "told",
+        '{"OUT":0,"TEXT":"t","id":"mine","model_name":"responses","model_version":"1"}',
+    ),
+    **generated("responses: raise", 500),
     # --- ours does more, or is stricter, on purpose
     "http model name is not decoded": Difference(
         "ours also looks a name up that is percent-encoded, as clients send it", ({"status": 200},)
