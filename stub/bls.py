@@ -67,6 +67,7 @@ class Call:
             return call, self._inputs.frames
 
         try:
+            borrowed.tell_much()
             self._number = calls.call(make, self._on_answer)
         except calls.NotServing:
             self._end_inputs()

@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 
 from . import calls
 
+_TOLD_AT_ONCE_NBYTES = 1 << 20  # to be free: less can wait until ``execute`` has returned
+_PER_LEASE_NBYTES = 1 << 10
+
 _held: Dict[Tuple[str, int], List[ref[NDArray[Any]]]] = {}  # a weak reference tells only while it lives itself
+
+
+_free: List[int] = []  # bytes of the leases that are over
 
 
 def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
     """The lease is over when none of the roots (tensor.receive) is left."""
     pid, gone = os.getpid(), count(1)
+    nbytes = sum([root.nbytes for root in roots], _PER_LEASE_NBYTES)
 
     def on_gone(_: object) -> None:
         """In any thread, while anything else goes on; and in processes forked since, whose copies mean nothing."""
         if next(gone) == len(refs) and os.getpid() == pid:
             _held.pop((origin, lease), None)
+            _free.append(nbytes)
             calls.read(origin, lease)
 
     refs = [ref(root, on_gone) for root in roots]
@@ -29,3 +37,12 @@ def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
     if not refs:
         del _held[origin, lease]
         calls.read(origin, lease)
+
+
+def tell_much() -> None:
+    """Before the next call, which may be one of thousands in one ``execute``, all with large outputs.
+
+    Raises NotServing."""
+    if _free and sum(_free) >= _TOLD_AT_ONCE_NBYTES:
+        _free.clear()
+        calls.tell_read()

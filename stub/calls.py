@@ -98,6 +98,11 @@ def read(origin: str, lease: int) -> None:
         _connection.calls.read(origin, lease)
 
 
+def tell_read() -> None:
+    """Tells now what ``read`` said. Raises NotServing."""
+    _calls().flush()
+
+
 def drop_metric(is_family: bool, number: int) -> None:
     """The model has let go of a metric (or family) of this process. From any thread, from a finalizer too; told at once
     if that can be, else soon, and before anything is asked."""
@@ -128,7 +133,11 @@ class Calls:
 
     def take_read(self) -> List[Tuple[str, int]]:
         """For Results.read: what was read since the last time."""
-        return [self._read.popleft() for _ in range(len(self._read))]
+        read: List[Tuple[str, int]] = []
+        with contextlib.suppress(IndexError):  # another thread may be telling, too
+            while True:
+                read.append(self._read.popleft())
+        return read
 
     @property
     def has_dropped(self) -> bool:
@@ -182,8 +191,9 @@ class Calls:
                 self.flush()
 
     def flush(self) -> None:
-        if self._read:
-            self._send(messages.Results(messages.RESULTS, [], [], [], self.take_read()))
+        read = self.take_read()
+        if read:
+            self._send(messages.Results(messages.RESULTS, [], [], [], read))
         self.tell_dropped()
 
     def read(self, origin: str, lease: int) -> None:

@@ -273,6 +273,14 @@ def test_the_lease_of_outputs_ends_with_the_last_array_over_them(broker: Broker)
     assert broker.read == [("target", 1)]
 
 
+def test_large_outputs_that_are_free_are_told_before_the_next_call(broker: Broker) -> None:
+    broker.bus.target = lambda call, frames: broker.answer(call.call, ("A", np.ones(1 << 18, np.float32)))
+    for _ in range(3):
+        ask().exec()
+    told = [message.read for message in broker.bus.sent if isinstance(message, messages.Results)]
+    assert told == [[("target", 1)], [("target", 2)]]
+
+
 def test_outputs_without_a_byte_are_read_at_once(broker: Broker) -> None:
     broker.bus.target = lambda call, frames: broker.answer(call.call, ("A", np.ones(0, np.float32)))
     response = ask().exec()
