@@ -17,12 +17,13 @@ class Joined(NamedTuple):
     rows: List[int]
     inputs: Arrays
 
-    def split(self, array: Any) -> List[Any]:
-        """A view for each member. An array of one request is its own; raises ValueError if rows are missing."""
+    def split(self, name: str, array: Any) -> List[Any]:
+        """Output ``name``: a view for each member. That of one request is its own; raises ValueError if rows lack."""
         if len(self.members) == 1:
             return [array]
         if not array.shape or array.shape[0] != sum(self.rows):
-            raise ValueError("has shape {} for a batch of {}".format(list(array.shape), sum(self.rows)))
+            text = "output '{}' has shape {} for a batch of {}"
+            raise ValueError(text.format(name, list(array.shape), sum(self.rows)))
         parts, start = [], 0
         for rows in self.rows:
             parts.append(array[start : start + rows])

@@ -102,7 +102,7 @@ class TritonPythonModel:
         names = [name for name in self._outputs if name in asked]
         try:
             arrays = self._session.run(names, joined.inputs, self._run_options)
-            parts = [joined.split(np.atleast_1d(array)) for array in arrays]
+            parts = [joined.split(name, np.atleast_1d(array)) for name, array in zip(names, arrays)]
         except Exception as error:  # ONNX Runtime's have no common class of their own
             failed = pb_utils.TritonError(_text(error))
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]

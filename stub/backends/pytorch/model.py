@@ -74,7 +74,7 @@ class TritonPythonModel:
             inputs = {self._inputs[name]: self._placed(tensor) for name, tensor in joined.inputs.items()}
             with self._mode(), self._optimization():
                 results = self._named(self._module(inputs), asked)
-            parts = {name: joined.split(tensor) for name, tensor in results.items()}
+            parts = {name: joined.split(name, tensor) for name, tensor in results.items()}
         except Exception as error:
             failed = pb_utils.TritonError("PyTorch execute failure: {}".format(error))
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]

@@ -48,17 +48,17 @@ def test_without_batching_nothing_is_joined():
 
 def test_outputs_are_taken_apart_by_rows_without_a_copy():
     whole = np.arange(6).reshape(3, 2)
-    first, second = Joined([4, 7], [2, 1], {}).split(whole)
+    first, second = Joined([4, 7], [2, 1], {}).split("Y", whole)
     assert first.tolist() == [[0, 1], [2, 3]] and second.tolist() == [[4, 5]]
     assert first.base is not None and np.shares_memory(first, whole)
 
 
 def test_an_output_with_too_few_rows_cannot_be_taken_apart():
     for wrong in (np.zeros((2, 2)), np.zeros(())):
-        with pytest.raises(ValueError, match=r"^has shape .* for a batch of 3$"):
-            Joined([0, 1], [2, 1], {}).split(wrong)
+        with pytest.raises(ValueError, match=r"^output 'Y' has shape .* for a batch of 3$"):
+            Joined([0, 1], [2, 1], {}).split("Y", wrong)
 
 
 def test_the_output_of_a_lone_request_is_its_own_whatever_its_shape():
     whole = np.zeros((7, 2))
-    assert Joined([0], [1], {}).split(whole)[0] is whole
+    assert Joined([0], [1], {}).split("Y", whole)[0] is whole
