@@ -15,7 +15,7 @@ import os
 import traceback
 from typing import List, Tuple
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NOT_OF_USER = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen importlib")
 
 Frame = Tuple[str, int, str]  # file, line, function
 
@@ -33,19 +33,19 @@ def user_frames(error: BaseException) -> List[Frame]:
     link = error.__traceback__
     while link is not None:
         code = link.tb_frame.f_code
-        if not code.co_filename.startswith((_OURS, "<frozen importlib")):
+        if not code.co_filename.startswith(_NOT_OF_USER):
             frames.append((code.co_filename, link.tb_lineno, code.co_name))
         link = link.tb_next
     return frames[::-1]
 
 
-def has_cause(error: BaseException) -> bool:
-    """Whether ``exception_text`` loses something: the exception that this one was raised from or during."""
-    return error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
-
-
 def full_traceback(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    """As Python prints it: the lines of the source, and the exceptions that this one was raised from or during. It
+    begins with the first frame that is not ours."""
+    link = error.__traceback__
+    while link is not None and link.tb_frame.f_code.co_filename.startswith(_NOT_OF_USER):
+        link = link.tb_next
+    text = "".join(traceback.format_exception(type(error), error, link))
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -24,7 +24,7 @@ _model_dir = ""  # of the one model of this process
 
 
 class LoadError(Exception):
-    """Loading failed; ``str(error)`` is the text for the client (``Failed.text``)."""
+    """Loading failed; ``str(error)`` is the text for the client (``Failed.text``), the cause what the model raised."""
 
     def __init__(self, text: str, kind: errors.ErrorKind = errors.ErrorKind.INTERNAL) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class UserModel:
         except LoadError:
             raise
         except BaseException as error:  # SystemExit too: sys.exit() in a model is an error of the model
-            raise LoadError(exception_text(error)) from None
+            raise LoadError(exception_text(error)) from error
         return cls(instance, model_file, args)
 
 
@@ -68,7 +68,7 @@ def auto_complete(model_file: str, args: Dict[str, str], version_dir: str = "") 
     except LoadError:
         raise
     except BaseException as error:
-        raise LoadError(exception_text(error)) from None
+        raise LoadError(exception_text(error)) from error
     name = ModelConfig(args["model_config"]).name
     raise LoadError(
         "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(name)

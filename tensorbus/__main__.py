@@ -1,4 +1,4 @@
-"""The command. ``tensorbus serve`` takes tritonserver's flags."""
+"""The command. ``tensorbus serve`` takes tritonserver's flags; ``tensorbus run-model`` runs one model to debug it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Usage goes to stderr, the reason last."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["run-model"]:
+        from tensorbus.run_model import run_model
+
+        return run_model(arguments[1:])
     if not arguments or arguments[0] != "serve":
-        print("Usage: tensorbus serve [options]; tensorbus serve --help lists them", file=sys.stderr)
+        print("Usage: tensorbus serve [options]; tensorbus run-model DIR [options]; each has --help", file=sys.stderr)
         return 1
     try:
         settings = parse_serve(arguments[1:])

@@ -179,13 +179,13 @@ def test_three_files_at_most_know_zeromq():
     assert len(files) <= 3, listed(sorted(files))
 
 
-def test_numpy_stays_in_the_stub_and_in_the_tensor_files_of_the_gateway():
+def test_numpy_stays_in_the_stub_and_in_the_tensor_files():
     wrong = [
         found
         for found in all_imports()
         if top(found.module) in ("numpy", "ml_dtypes")
         and not found.file.startswith("stub/")
-        and not re.fullmatch(r"gateway/\w*tensors\w*\.py", found.file)
+        and not re.fullmatch(r"(gateway|tensorbus)/\w*tensors\w*\.py", found.file)
     ]
     assert not wrong, listed(wrong)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from _tensorbus_app.stub.exception_text import exception_text, has_cause
+from _tensorbus_app.stub.exception_text import exception_text, full_traceback
 
 HERE = str(Path(__file__))
 
@@ -57,7 +57,7 @@ def test_an_exception_whose_text_fails_has_a_text() -> None:
     assert exception_text(Bad()) == "Bad: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 
 
-def test_causes_are_not_in_the_text_but_known() -> None:
+def test_causes_are_not_in_the_text_but_in_the_traceback() -> None:
     def chained() -> None:
         try:
             inner()
@@ -66,4 +66,11 @@ def test_causes_are_not_in_the_text_but_known() -> None:
 
     error = caught(chained)
     assert "boom" not in exception_text(error)
-    assert (has_cause(error), has_cause(ValueError())) == (True, False)
+    assert "ValueError: boom" in full_traceback(error)
+    assert 'raise KeyError("k") from error' in full_traceback(error)
+
+
+def test_a_traceback_begins_with_the_users_lines() -> None:
+    text = full_traceback(caught(lambda: pb_utils.Tensor("", np.zeros(1))))
+    assert text.startswith(f'Traceback (most recent call last):\n  File "{HERE}", line ')
+    assert 'pb_utils.Tensor("", np.zeros(1))' in text
