@@ -119,11 +119,15 @@ class Bus:
             left_s = deadline - time.monotonic() if deadline < math.inf else -1
             if deadline < math.inf and left_s <= 0:
                 return
-            with self._reading:
+            if not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or reads from now on
+                continue
+            try:
                 if self._fault is not None:
                     raise self._fault
                 if not done():  # another thread may have glanced
                     self._handle(self._channel.receive(math.ceil(left_s * 1000) if left_s > 0 else -1))
+            finally:
+                self._reading.release()
 
     def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
         waiter = _Waiter(done, threading.Lock(), is_main)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import List, Optional, Sequence
+from collections import deque
+from typing import Deque, List, Optional, Sequence, Tuple
 
-from .channel import Channel
+from .bus import Bus
+from .calls import Calls
 from .outputs import Outputs
 from .session import Session
 from .shared import errors, messages, segment, shm_errors, store
 
 _LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
-_RETAINED_POLL_MS = 1_000
+_GATHER_S = 0.01  # what need not leave at once (memory that is free) waits so long for company
+_RETAINED_POLL_S = 1.0
 # How long after the last look for unused memory the next is due, by how many are still to come: the first finds a
 # segment empty, the second finds that it has been so for the ten seconds that the store keeps it.
-_TRIM_AFTER_MS = (-1, 11_000, 1_000)
+_TRIM_AFTER_S = (None, 11.0, 1.0)
 
 
 class Answers:
@@ -23,6 +26,7 @@ class Answers:
     def __init__(self) -> None:
         self._executed: List[messages.Executed] = []
         self._since_ns = 0
+        self.frames: List[bytes] = []  # of the message
 
     def __len__(self) -> int:
         return len(self._executed)
@@ -39,81 +43,130 @@ class Answers:
         last = self._executed[-1]
         return now_ns - self._since_ns + last.input_ns + last.infer_ns + last.output_ns > _LONGEST_WAIT_NS
 
-    def take(self) -> List[messages.Executed]:
+    def take(self) -> Tuple[List[messages.Executed], List[bytes]]:
         executed, self._executed = self._executed, []
-        return executed
+        frames, self.frames = self.frames, []
+        return executed, frames
 
 
 class Loop:
-    """Receives and executes until told to finish."""
+    """Executes, in the main thread, what comes from the bus, until told to finish."""
 
     def __init__(
         self,
-        channel: Channel,
+        bus: Bus,
+        calls: Calls,
         session: Session,
         outputs: Outputs,
         reader: store.Reader,
         status: Optional[segment.Segment],
     ) -> None:
-        self._channel = channel
+        self._bus = bus
+        self._calls = calls
         self._session = session
+        self._delivery = session.delivery
         self._outputs = outputs
         self._reader = reader
         self._status = status
         self._answers = Answers()
+        self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
+        self._finished = False
         self._trims_due = 0
         self._trimmed_ns = 0
+        bus.handlers[messages.Execute] = self._on_execute
+        bus.handlers[messages.Cancel] = self._on_cancel
+        bus.handlers[messages.Finish] = self._on_finish
+        bus.before_wait = self._flush_answers
 
     def run(self) -> None:
         """Raises ProtocolError."""
-        while True:
-            received = self._channel.receive(self._timeout_ms())
-            if received is not None:
-                self._trims_due = 2  # even if it only releases outputs
-                message = received.message
-                if isinstance(message, messages.Finish):
-                    return
-                if not isinstance(message, messages.Execute):
-                    raise errors.ProtocolError("second Load")
-                self._outputs.release(message.released)
-                self._execute_all(message.batches, received.frames)
-            self._flush()
+        while not self._finished:
+            self._bus.wait(self._has_something, self._timeout_s())
+            if self._inbox:
+                self._execute_all(*self._inbox.popleft())
+            elif not self._finished:
+                self._gather()
             self._trim()
+        self._flush()
+
+    # --- in whichever thread reads the bus
+
+    def _on_execute(self, message: messages.Execute, frames: List[memoryview]) -> None:
+        self._outputs.release(message.released)
+        self._inbox.append((message.batches, frames))
+
+    def _on_cancel(self, message: messages.Cancel, frames: List[memoryview]) -> None:
+        self._session.cancel(message)
+
+    def _on_finish(self, message: messages.Finish, frames: List[memoryview]) -> None:
+        self._finished = True
+
+    # --- in the main thread
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox) or self._finished
+
+    def _has_something(self) -> bool:
+        return bool(self._inbox) or self._finished or self._delivery.has_abandoned or self._has_free()
+
+    def _has_free(self) -> bool:
+        return self._delivery.retained.has_gone or self._calls.has_read or self._calls.has_dropped
 
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
         def view(tensor: messages.TensorRef) -> memoryview:
             place = tensor.place
             try:
                 if not isinstance(place, int):
-                    return self._reader.view(*place)
+                    return self._reader.view_shared(*place) if tensor.shared else self._reader.view(*place)
                 if place >= 0:
                     return frames[place]
             except (IndexError, shm_errors.BadHandle):
                 pass
             raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name))
 
+        self._trims_due = 2  # even if it only released outputs
         for batch in batches:
             if self._answers.would_wait_too_long(time.monotonic_ns()):
                 self._flush()
+            self._bus.glance()  # some of these may be cancelled by now
             if self._status is not None:
                 self._status.status = batch.id
-            executed = self._session.execute(batch, view)
+            executed = self._session.execute(batch, view, self._answers.frames)
             if self._status is not None:
                 self._status.status = 0
             self._answers.add(executed, time.monotonic_ns())
+        if not self._inbox:
+            self._session.forget_cancelled()
+
+    def _gather(self) -> None:
+        """Nothing to execute: tell what else there is to tell, memory that is free not at once."""
+        if self._has_free() and not self._delivery.has_abandoned:
+            self._bus.wait(self._has_work, _GATHER_S)
+        self._flush()
+
+    def _flush_answers(self) -> None:
+        """Before anything is waited for, inside ``execute`` too."""
+        if self._answers or self._delivery.has_abandoned:
+            self._flush()
 
     def _flush(self) -> None:
-        released = self._session.collect_released() if self._session.has_retained else []
-        if self._answers or released:
-            results = messages.Results(messages.RESULTS, self._answers.take(), released)
-            self._channel.send(results, self._outputs.take_frames())
+        released = self._delivery.retained.collect() if self._delivery.retained.has_gone else []
+        read = self._calls.take_read() if self._calls.has_read else []
+        responses = self._delivery.take_abandoned() if self._delivery.has_abandoned else []
+        if self._answers or released or responses or read:
+            executed, frames = self._answers.take()
+            self._bus.send(messages.Results(messages.RESULTS, executed, released, responses, read), frames)
+        if self._calls.has_dropped:
+            self._calls.tell_dropped()
+        self._calls.tell_dropped()
 
-    def _timeout_ms(self) -> int:
-        return _RETAINED_POLL_MS if self._session.has_retained else _TRIM_AFTER_MS[self._trims_due]
+    def _timeout_s(self) -> Optional[float]:
+        return _RETAINED_POLL_S if self._delivery.retained else _TRIM_AFTER_S[self._trims_due]
 
     def _trim(self) -> None:
         now_ns = time.monotonic_ns()
-        if self._trims_due and now_ns - self._trimmed_ns >= _TRIM_AFTER_MS[self._trims_due] * 1_000_000:
+        due_s = _TRIM_AFTER_S[self._trims_due]
+        if due_s is not None and now_ns - self._trimmed_ns >= due_s * 1e9:
             self._trimmed_ns = now_ns
             self._trims_due -= 1
             self._outputs.trim(now_ns / 1e9)

@@ -2,7 +2,8 @@
 
 Say Hello, be told what to load, prove that shared memory is shared; then either let the model complete its
 configuration and exit, or load it, say Ready and execute batches until told to finish. Everything that calls the
-model happens in the main thread, but ``is_ready``. When all is said the process goes, whatever the model has left running in it.
+model happens in the main thread, but for ``is_ready`` and coroutines. When all is said the process goes, whatever the
+model has left running in it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import traceback
 import types
 from typing import Callable, NamedTuple, NoReturn, Optional
 
-from . import logger, readiness, signals, streams
+from . import bls, calls, logger, metric_family, readiness, signals, streams
+from .bus import Bus
 from .channel import Channel, Closed
+from .event_loop import EventLoop
+from .exception_text import full_traceback
 from .loop import Loop
 from .outputs import Outputs
+from .placer import Placer
 from .session import Session
 from .shared import errors, messages, segment, shm_errors, store
 from .user_model import LoadError, UserModel, auto_complete
@@ -56,8 +61,10 @@ def _live(start: Start) -> int:
     channel = Channel(start.bus, start.key)
     try:
         channel.send(messages.Hello(messages.HELLO, messages.VERSION, os.getpid()))
-        received = channel.receive()
-        if received is None or not isinstance(received.message, messages.Load):
+        received = None
+        while received is None:
+            received = channel.receive()
+        if not isinstance(received.message, messages.Load):
             raise errors.ProtocolError("the answer to Hello is no Load")
         return _load(start, channel, received.message)
     except errors.ProtocolError as error:
@@ -141,6 +148,8 @@ def _load(start: Start, channel: Channel, load: messages.Load) -> int:
         if load.mode == "serve":
             return _serve(start, channel, load)
     except LoadError as error:
+        if error.__cause__ is not None:
+            _logger(channel)("E", os.path.basename(load.model_file), 0, full_traceback(error.__cause__))
         channel.send(messages.Failed(messages.FAILED, error.kind, str(error)))
         return EXIT_FAILED_TO_LOAD
     raise errors.ProtocolError("Load of unknown mode {}".format(load.mode))
@@ -152,16 +161,26 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     nonce = _read_nonce(reader, load.probe)
     own = store.Store(load.shm_directory)
     status = _status_segment(own) if nonce else None
-    outputs = Outputs(own if status else None)
+    placer = Placer(own if status else None)
+    outputs = Outputs(placer)
+    bls.serve(placer, reader)
     log = _logger(channel)
     logger.set_sink(log)
+    bus = Bus(channel)
+    asked = calls.Calls(bus)
+    calls.begin(asked, start.bus, start.key)
+    metric_family.set_instance(load.args["model_instance_name"])
     model = UserModel.load(load.model_file, load.args, load.version_directory)
-    session = Session(model, load.args["model_instance_name"], outputs, log, time.monotonic_ns)
+    event_loop = EventLoop()
+    session = Session(model, load.args["model_instance_name"], outputs, bus, event_loop, log, time.monotonic_ns)
+    loop = Loop(bus, asked, session, outputs, reader, status)
     asks_ready = hasattr(model.instance, "is_ready")
     if asks_ready:
-        readiness.serve(start.bus, start.key, model.instance)
+        readiness.serve(start.bus, start.key, model.instance, event_loop.result_of)
+    calls.set_serving(True)
     channel.send(messages.Ready(messages.READY, nonce, status.name if status else "", asks_ready))
-    Loop(channel, session, outputs, reader, status).run()
+    loop.run()
+    calls.set_serving(False)
     channel.send(messages.Goodbye(messages.GOODBYE, session.finalize()))
     own.close()
     return EXIT_OK

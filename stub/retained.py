@@ -6,7 +6,7 @@ A root array (tensor.receive) lives exactly as long as anybody can reach its mem
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, List, Sequence
+from typing import Any, Callable, Deque, List, Sequence, Set
 from weakref import ref
 
 from numpy.typing import NDArray
@@ -17,27 +17,42 @@ class _Held:
 
     __slots__ = ("living", "refs", "request")
 
-    def __init__(self, request: int, roots: List[NDArray[Any]], gone: Deque[_Held]) -> None:
+    def __init__(self, request: int, roots: List[NDArray[Any]], on_gone: Callable[[_Held], None]) -> None:
         self.request = request
         self.living = len(roots)
-        self.refs = [ref(root, lambda _: gone.append(self)) for root in roots]
+        self.refs = [ref(root, lambda _: on_gone(self)) for root in roots]
 
 
 class RetainedInputs:
-    """Roots may go in any thread of the model: their callbacks only append to a deque. All else is one thread's."""
+    """Requests end, and roots go, in any thread of the model; ``collect`` is for one thread.
 
-    def __init__(self) -> None:
-        self._held: List[_Held] = []
+    ``nudge`` is called, in any thread, when there is something to collect that there was not before."""
+
+    def __init__(self, nudge: Callable[[], None]) -> None:
+        self._held: Set[_Held] = set()
         self._gone: Deque[_Held] = deque()
+        self._nudge = nudge
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> None:
-        """If any of the request's roots is alive, its id comes out of ``collect`` once none is."""
+    @property
+    def has_gone(self) -> bool:
+        """Whether ``collect`` may have something to tell."""
+        return bool(self._gone)
+
+    def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> bool:
+        """If any of the request's roots is alive: then its id comes out of ``collect`` once none is."""
         living = [root for root in (reference() for reference in roots) if root is not None]
         if living:
-            self._held.append(_Held(request, living, self._gone))
+            self._held.add(_Held(request, living, self._on_gone))
+        return bool(living)
+
+    def _on_gone(self, held: _Held) -> None:
+        """From a finalizer."""
+        self._gone.append(held)
+        if len(self._gone) == 1:
+            self._nudge()
 
     def collect(self) -> List[int]:
         """Requests whose last root has gone since the last call."""
@@ -48,5 +63,5 @@ class RetainedInputs:
             if not held.living:
                 released.append(held.request)
                 held.refs.clear()
-                self._held.remove(held)
+                self._held.discard(held)
         return released

@@ -7,13 +7,14 @@ import itertools
 import json
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import pytest
 import zmq
-from _tensorbus_app.stub import bytes_tensor, numpy_types, session, user_model
+from _tensorbus_app.stub import bytes_tensor, event_loop, numpy_types, session, user_model
 from _tensorbus_app.stub.shared import messages
 
 from tests.stub.bare_broker import BareBroker, write_model
@@ -36,9 +37,38 @@ class Memory:
         assert isinstance(tensor.place, int)
         return memoryview(self.blocks[tensor.place])
 
-    def place(self, tensors: List[session.PlacedTensor]) -> Tuple[List[messages.TensorRef], int]:
+    def place(self, tensors: Any, frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
         self.placed.append(len(tensors))
         return [messages.TensorRef(*tensor[:3], self.put(tensor[3])) for tensor in tensors], len(self.placed)
+
+
+class Port:
+    """Plays the bus: keeps what is sent; ``cancel`` is what the broker says at the next glance."""
+
+    is_ours = True
+
+    def __init__(self) -> None:
+        self.sent: List[messages.Response] = []
+        self.cancel: List[int] = []
+        self.on_cancel: Callable[[messages.Cancel], None]
+        self._nudged = threading.Event()
+
+    def send(self, message: messages.Results, frames: Any = ()) -> None:
+        self.sent += message.responses
+
+    def wait(self, done: Callable[[], Any]) -> bool:
+        while not done():
+            assert self._nudged.wait(10)
+            self._nudged.clear()
+        return True
+
+    def glance(self) -> None:
+        if self.cancel:
+            self.on_cancel(messages.Cancel(messages.CANCEL, self.cancel))
+            self.cancel = []
+
+    def nudge(self) -> None:
+        self._nudged.set()
 
 
 class Output(NamedTuple):
@@ -55,16 +85,27 @@ class Output(NamedTuple):
 
 
 class LoadedModel:
-    """A model and its session; ``execute`` takes the requests of one batch, ``infer`` one request's inputs."""
+    """A model and its session; ``execute`` takes the requests of one batch, ``infer`` one request's inputs.
+
+    The Executed that comes out has all responses there are: those sent, those returned, those to the abandoned."""
 
     def __init__(self, model_file: str, config: Dict[str, Any]) -> None:
         args = {"model_config": json.dumps(config), "model_name": config["name"], "model_version": "1"}
         self.memory = Memory()
+        self.port = Port()
         self.logs: List[Tuple[str, str, int, str]] = []
         self.model = user_model.UserModel.load(model_file, args)
+        self.event_loop = event_loop.EventLoop()
         self.session = session.Session(
-            self.model, "probe_0_0", self.memory, lambda *line: self.logs.append(line), itertools.count().__next__
+            self.model,
+            "probe_0_0",
+            self.memory,
+            self.port,
+            self.event_loop,
+            lambda *line: self.logs.append(line),
+            itertools.count().__next__,
         )
+        self.port.on_cancel = self.session.cancel
         self._ids = itertools.count(1)
 
     def request(self, inputs: Dict[str, Any], **fields: Any) -> messages.Request:
@@ -76,7 +117,16 @@ class LoadedModel:
         return messages.TensorRef(name, datatype, shape, self.memory.put(data))
 
     def execute(self, *requests: messages.Request) -> messages.Executed:
-        return self.session.execute(messages.Batch(7, list(requests)), self.memory.view)
+        executed = self.session.execute(messages.Batch(7, list(requests)), self.memory.view, [])
+        return executed._replace(responses=self.sent() + executed.responses + self.abandoned())
+
+    def sent(self) -> List[messages.Response]:
+        """By response senders, since the last time."""
+        sent, self.port.sent = self.port.sent, []
+        return sent
+
+    def abandoned(self) -> List[messages.Response]:
+        return self.session.delivery.take_abandoned()
 
     def infer(self, inputs: Dict[str, Any], **fields: Any) -> messages.Response:
         executed = self.execute(self.request(inputs, **fields))

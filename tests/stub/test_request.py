@@ -119,8 +119,9 @@ def test_the_sender_of_a_self_made_request_cannot_send() -> None:
         sender.send(pb_utils.InferenceResponse([]))
 
 
-def test_release_flags_are_positional() -> None:
-    make().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+def test_release_flags_are_positional_and_for_received_requests() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="received requests only"):
+        make().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
     with pytest.raises(TypeError):
         make().set_release_flags(flags=1)
 

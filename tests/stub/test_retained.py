@@ -62,13 +62,13 @@ def test_any_view_keeps_the_input_until_it_goes(load: Load, expression: str, sha
     loaded = load(keeping(expression))
     response = loaded.infer({"IN": INPUT.reshape(shape)})
     assert response.retained
-    assert loaded.session.has_retained
-    assert loaded.session.collect_released() == []
+    assert loaded.session.delivery.retained
+    assert loaded.session.delivery.retained.collect() == []
     loaded.model.instance.kept = None
     gc.collect()
-    assert loaded.session.collect_released() == [response.request]
-    assert not loaded.session.has_retained
-    assert loaded.session.collect_released() == []
+    assert loaded.session.delivery.retained.collect() == [response.request]
+    assert not loaded.session.delivery.retained
+    assert loaded.session.delivery.retained.collect() == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_any_view_keeps_the_input_until_it_goes(load: Load, expression: str, sha
 def test_what_was_computed_keeps_nothing(load: Load, expression: str) -> None:
     loaded = load(keeping(expression))
     assert loaded.infer({"IN": INPUT}).retained is False
-    assert not loaded.session.has_retained
+    assert not loaded.session.delivery.retained
 
 
 def test_decoded_elements_keep_nothing_but_their_tensor_does(load: Load) -> None:
@@ -87,7 +87,7 @@ def test_decoded_elements_keep_nothing_but_their_tensor_does(load: Load) -> None
     response = loaded.infer({"IN": array})
     assert response.retained
     loaded.model.instance.kept.as_numpy()
-    assert loaded.session.collect_released() == [response.request]
+    assert loaded.session.delivery.retained.collect() == [response.request]
 
 
 def test_bf16_bits_are_kept_by_the_tensor(load: Load) -> None:
@@ -128,7 +128,7 @@ def test_a_kept_exception_keeps_what_its_frames_hold(load: Load) -> None:
     assert response.retained
     loaded.model.instance.kept = None
     gc.collect()
-    assert loaded.session.collect_released() == [response.request]
+    assert loaded.session.delivery.retained.collect() == [response.request]
 
 
 def test_the_sender_alone_keeps_nothing(load: Load) -> None:
@@ -140,9 +140,9 @@ def test_a_request_is_released_when_the_last_of_its_inputs_goes(load: Load) -> N
     response = loaded.infer({"A": INPUT, "B": INPUT, "C": np.zeros(0, np.float32)})
     kept = loaded.model.instance.kept
     kept.pop(0)
-    assert loaded.session.collect_released() == []
+    assert loaded.session.delivery.retained.collect() == []
     kept.pop(0)
-    assert loaded.session.collect_released() == [response.request]
+    assert loaded.session.delivery.retained.collect() == [response.request]
 
 
 def test_each_request_of_a_batch_is_kept_by_itself(load: Load) -> None:
@@ -169,7 +169,7 @@ def test_the_previous_input_stays_right_while_it_is_kept(load: Load) -> None:
     second = loaded.infer({"IN": np.full(3, 2, np.float32)})
     assert loaded.outputs(second)[0].array.tolist() == [1, 1, 1]
     assert (first.retained, second.retained) == (True, True)
-    assert loaded.session.collect_released() == [first.request]
+    assert loaded.session.delivery.retained.collect() == [first.request]
 
 
 def test_the_mapping_cannot_be_closed_under_an_array(load: Load) -> None:

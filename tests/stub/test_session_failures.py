@@ -103,9 +103,16 @@ def test_an_element_of_another_type_fails_the_good_ones_too(load: Load) -> None:
 
 @pytest.mark.parametrize("value", ["None", "[None]"])
 def test_a_request_without_any_response_is_not_left_hanging(load: Load, value: str) -> None:
-    assert failure(load(model("return " + value))) == (
-        "The execute function returned no response for the request and sent none through its response sender."
-    )
+    loaded = load(model("return " + value))
+    executed = loaded.execute(loaded.request({}))
+    assert executed.failed is False
+    assert [response.error for response in executed.responses] == [
+        (
+            1,
+            WRAPPER + "The execute function returned no response for the request and sent none through its "
+            "response sender.",
+        )
+    ]
 
 
 def test_only_the_silent_request_fails(load: Load) -> None:
@@ -196,11 +203,6 @@ def test_an_array_that_was_resized_under_its_tensor_fails_its_response(load: Loa
     assert good.error is None
 
 
-def test_a_decoupled_model_is_refused_clearly(load: Load) -> None:
-    loaded = load(model("return None"), model_transaction_policy={"decoupled": True})
-    assert "does not support" in failure(loaded)
-
-
 def test_calls_to_other_models_without_a_server_are_refused_clearly(load: Load) -> None:
     call = 'pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m").exec()'
     assert failure(load(model(call))).startswith("TritonModelException: BLS is only supported during the 'execute'")
@@ -213,7 +215,7 @@ def test_inputs_that_cannot_be_read_fail_the_batch_before_the_model(load: Load) 
         raise ValueError("gone")
 
     batch = messages.Batch(1, [loaded.request({"IN": np.zeros(1, np.float32)})])
-    executed = loaded.session.execute(batch, view)
+    executed = loaded.session.execute(batch, view, [])
     assert executed.failed
     assert executed.responses[0].error == (
         1,
@@ -227,13 +229,13 @@ def test_a_response_that_finds_no_place_fails_alone(load: Load, monkeypatch: pyt
     loaded = load(model('return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1))]) for _ in requests]'))
     place, calls = loaded.memory.place, []
 
-    def full_at_first(tensors: Any) -> Any:
+    def full_at_first(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise OSError("/dev/shm/x is full")
-        return place(tensors)
+        return place(*arguments)
 
-    monkeypatch.setattr(loaded.session, "_place", full_at_first)
+    monkeypatch.setattr(loaded.session.delivery, "_place", full_at_first)
     executed = loaded.execute(loaded.request({}), loaded.request({}))
     assert executed.responses[0].error == (1, WRAPPER + "the outputs found no place")
     assert "/dev/shm/x" in loaded.logs[0][3]

@@ -1,0 +1,144 @@
+"""How the responses of an instance become messages and leave: what all its open requests share."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Protocol, Sequence, Set, Tuple
+from weakref import ref
+
+from .closed import Closed
+from .failures import Failures
+from .placer import PlacedTensor
+from .response import InferenceResponse
+from .retained import RetainedInputs
+from .shared import errors, messages
+from .tensor import outgoing
+from .triton_error import TritonModelException
+
+Roots = List["ref[Any]"]  # of a request's inputs: weak references to the arrays that hold their memory
+
+_INTERNAL, _CANCELLED = int(errors.ErrorKind.INTERNAL), int(errors.ErrorKind.CANCELLED)
+_NO_RESPONSE = "The execute function returned no response for the request and sent none through its response sender."
+_NO_FINAL = "The model has let go of the request and of its response sender without sending the final flag."
+_NONE: Dict[str, messages.ParameterValue] = {}
+
+
+class OutputPlacer(Protocol):
+    """Where the tensors of a response go: a block of shared memory, or frames of the message."""
+
+    def place(self, tensors: Sequence[PlacedTensor], frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
+        """Copies the tensors of ONE response (never empty), the inline ones to the end of ``frames``; returns their
+        references and the lease (0: inline). From any thread."""
+
+
+class Port(Protocol):
+    """What of the bus is needed here (bus.py)."""
+
+    @property
+    def is_ours(self) -> bool: ...
+    def send(self, message: messages.ToBroker, frames: Sequence[bytes] = ()) -> None: ...
+    def wait(self, done: Callable[[], Any]) -> bool: ...
+    def glance(self) -> None: ...
+    def nudge(self) -> None: ...
+
+
+class _Abandoned(NamedTuple):
+    request: int
+    roots: Roots
+
+
+class Delivery:
+    """``open`` are the requests that have had no final response; ``cancelled`` those whose clients do not want one, and
+    some that have not come here yet. Both are used by any thread, by single operations on sets of numbers."""
+
+    def __init__(
+        self, decoupled: bool, output_names: FrozenSet[str], outputs: OutputPlacer, port: Port, failures: Failures
+    ) -> None:
+        self.decoupled = decoupled
+        self.output_names = output_names
+        self.open: Set[int] = set()
+        self.cancelled: Set[int] = set()
+        self.retained = RetainedInputs(port.nudge)
+        self._place = outputs.place
+        self._port = port
+        self._failures = failures
+        self._abandoned: Deque[_Abandoned] = deque()
+
+    def convert(
+        self, message: messages.Request, response: InferenceResponse, final: bool, frames: List[bytes]
+    ) -> messages.Response:
+        """What was asked for of the outputs, in the order of the response, as they are now.
+
+        A response that cannot be had becomes an error in its place."""
+        try:
+            parameters = response._parameters
+            error = response._error
+            if error is not None:
+                return messages.Response(message.id, [], 0, (int(error._code), error._message), parameters, final)
+            wanted = message.outputs or self.output_names
+            tensors = [
+                (tensor._name, tensor._datatype, tensor._shape, outgoing(tensor))
+                for tensor in response._tensors
+                if tensor._name in wanted
+            ]
+        except TritonModelException as refused:
+            return failed(message.id, self._failures.text(str(refused)), final)
+        except Exception as broken:  # a subclass of the model's own that has not initialized ours
+            return failed(message.id, self._failures.hidden("the response cannot be read", broken), final)
+        try:
+            outputs, lease = self._place(tensors, frames) if tensors else ([], 0)
+        except Exception as full:
+            return failed(message.id, self._failures.hidden("the outputs found no place", full), final)
+        return messages.Response(message.id, outputs, lease, None, parameters, final)
+
+    def send(self, response: messages.Response, frames: Sequence[bytes] = ()) -> None:
+        """At once. Raises TritonModelException where nobody would take it."""
+        if not self._port.is_ours:
+            raise TritonModelException("Unable to send response. This process has been forked from the model's.")
+        try:
+            self._port.send(messages.Results(messages.RESULTS, [], [], [response], []), frames)
+        except Closed:
+            raise TritonModelException("Unable to send response. The model has been unloaded.") from None
+        self._port.glance()  # the memory of responses that have been read comes back so
+
+    def end(self, response: messages.Response, roots: Roots) -> messages.Response:
+        """The final response, as it is to leave. From here on the request is not open."""
+        self.open.discard(response.request)
+        self.cancelled.discard(response.request)
+        return response._replace(retained=True) if self.retained.hold(response.request, roots) else response
+
+    def is_cancelled(self, request: int) -> bool:
+        self._port.glance()
+        return request in self.cancelled
+
+    def abandon(self, request: int, roots: Roots) -> None:
+        """Nobody can answer it any more. In any thread, from a finalizer."""
+        self._abandoned.append(_Abandoned(request, roots))
+        self._port.nudge()
+
+    @property
+    def has_abandoned(self) -> bool:
+        return bool(self._abandoned)
+
+    def take_abandoned(self) -> List[messages.Response]:
+        """The final responses to requests that were abandoned since the last time."""
+        return [self._answer(self._abandoned.popleft()) for _ in range(len(self._abandoned))]
+
+    def _answer(self, abandoned: _Abandoned) -> messages.Response:
+        if abandoned.request in self.cancelled:
+            return self.end(cancelled(abandoned.request), abandoned.roots)
+        text = self._failures.text(_NO_FINAL if self.decoupled else _NO_RESPONSE)
+        return self.end(failed(abandoned.request, text), abandoned.roots)
+
+
+def failed(request: int, text: str, final: bool = True) -> messages.Response:
+    return messages.Response(request, [], 0, (_INTERNAL, text), _NONE, final)
+
+
+def cancelled(request: int) -> messages.Response:
+    return messages.Response(request, [], 0, (_CANCELLED, ""))
+
+
+def no_more(request: int) -> messages.Response:
+    """The final flag alone."""
+    return messages.Response(request, [])
