@@ -69,6 +69,11 @@ main(["serve", "--help"])
     assert "--model-repository" in run(installed, code, tmp_path)
 
 
+def test_our_backends_are_in_the_wheel(installed):
+    for backend in ("onnxruntime", "pytorch"):
+        assert (installed / "stub" / "backends" / backend / "model.py").exists()
+
+
 def test_the_wheel_holds_the_packages_and_nothing_of_the_workshop(installed):
     top = {path.name for path in installed.iterdir() if not path.name.endswith((".dist-info", "__pycache__"))}
     packages = {"protocol", "shm", "metrics", "broker", "gateway", "stub", "tensorbus"}
