@@ -75,7 +75,6 @@ def test_what_comes_later_says_so() -> None:
         lambda: pb_utils.load_model("m"),
         lambda: pb_utils.unload_model("m"),
         lambda: pb_utils.is_model_ready("m"),
-        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
     ):
         with pytest.raises(pb_utils.TritonModelException, match="not supported by this version"):
             call()
