@@ -50,6 +50,7 @@ from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import InternalError, ProtocolError, ServingError
 from protocol.interpreters import Interpreter
 from protocol.messages import Answered, Execute, Handle, Request, TensorRef, ToStub
+from protocol.signature import IndexEntry
 from shm.errors import BadSegment
 from shm.segment import Segment
 from shm.store import Reader
@@ -69,7 +70,10 @@ _RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Repositories(Protocol):
-    """Where models come from. Both take their time."""
+    """Where models come from."""
+
+    async def names(self) -> dict[str, str]:
+        """What there is, with the reason of what can be no model. Raises ServingError."""
 
     async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
         """The versions to load. Raises ServingError."""
@@ -162,6 +166,21 @@ class BrokerServer:
             done(False)
         else:
             self.post(AskedReady(found, done))
+
+    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+        """Under explicit control of what the repositories hold at this moment."""
+        if self._settings.explicit_control and not ready:
+            self._begin(self._indexed(done))
+        else:
+            done(self.core.registry.index(ready))
+
+    async def _indexed(self, done: Callable[[list[IndexEntry]], None]) -> None:
+        registry = self.core.registry
+        try:
+            registry.set_names(await self._repositories.names())
+        except ServingError as error:
+            log.error("a repository could not be read", cause=str(error))
+        done(registry.index(ready=False))
 
     # --- what comes in --------------------------------------------------------------------------------------------
 

@@ -6,14 +6,16 @@ on the gateway's event loop; no call blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from protocol.errors import ServingError
 from protocol.messages import Request, Response
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
 
 Frames = Sequence[memoryview | bytes]
+Done = Callable[[ServingError | None], None]  # called once, with what went wrong
 
 
 class ReplySink(Protocol):
@@ -57,5 +59,12 @@ class Bus(Protocol):
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         """All models for an empty name, all versions for -1. Raises InvalidArgument."""
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        """Rows sorted by name; only READY ones with ``ready``."""
+    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+        """``done`` is called with the rows sorted by name; only READY ones with ``ready``."""
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
+        """Load a model, or load it again if it has changed. ``config`` is JSON text in place of its config.pbtxt;
+        ``files``, by "file:<path>", take the place of its directory."""
+
+    def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
+        """Once it is refused to new requests, ``done`` is called; the rest follows by itself."""

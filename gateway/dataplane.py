@@ -6,13 +6,13 @@ neither HTTP nor gRPC. Everything runs on the gateway's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from gateway.bus import Bus, Frames
+from gateway.bus import Bus, Done, Frames
 from gateway.calls import InferCall, OutputTensor, Reply, Sink
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
@@ -285,6 +285,14 @@ class DataPlane:
         """All models for an empty name, all versions for -1. Raises InvalidArgument."""
         return self.bus.statistics(model, version)
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        """Rows sorted by name."""
-        return self.bus.index(ready)
+    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+        """``done`` is called with the rows sorted by name."""
+        self.bus.index(ready, done)
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
+        """As ``Bus.load``."""
+        self.bus.load(model, config, files, done)
+
+    def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
+        """As ``Bus.unload``."""
+        self.bus.unload(model, unload_dependents, done)

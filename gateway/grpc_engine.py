@@ -189,8 +189,12 @@ class _UnaryCall:
         if self._answer is not None:
             self._answer.cancel()  # does nothing to one that is done
 
-    def _send(self, answer: bytes) -> None:
-        if not self._closed:
+    def _send(self, answer: bytes | ServingError) -> None:
+        if self._closed:
+            return
+        if isinstance(answer, ServingError):
+            send_status(self._call, answer)
+        else:
             send_answer(self._call, answer)
 
     def _on_answer(self, answer: asyncio.Future[bytes]) -> None:

@@ -28,8 +28,9 @@ from gateway.grpc_tensors import (
 )
 from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2
-from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
+from gateway.refusals import NO_REPOSITORY_NAME, SHM_DISABLED
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
+from protocol.signature import IndexEntry
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -42,7 +43,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 Message = Any  # protobuf's classes have no static types
-Answer = Callable[[bytes], None]
+Answer = Callable[["bytes | ServingError"], None]
 
 
 class GrpcService:
@@ -57,9 +58,6 @@ class GrpcService:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._repository_model_load,
-            "RepositoryModelUnload": self._repository_model_unload,
             "LogSettings": self._log_settings,
             "SystemSharedMemoryStatus": self._system_shared_memory_status,
             "SystemSharedMemoryRegister": self._shared_memory_disabled,
@@ -77,6 +75,9 @@ class GrpcService:
             HEALTH_CHECK: self._health_check,
             SERVICE + "ServerReady": self._server_ready,
             SERVICE + "ModelReady": self._model_ready,
+            SERVICE + "RepositoryIndex": self._repository_index,
+            SERVICE + "RepositoryModelLoad": self._repository_model_load,
+            SERVICE + "RepositoryModelUnload": self._repository_model_unload,
         }
 
     @property
@@ -85,8 +86,8 @@ class GrpcService:
         return frozenset(self._methods | self._questions)
 
     def unary(self, method: str, request: bytes, answer: Answer) -> None:
-        """One of ``methods``. ``answer`` is called now; or, where models have a say, within some seconds. Raises
-        ServingError."""
+        """One of ``methods``. ``answer`` is called now or later, with an error if that comes to light only then.
+        Raises ServingError."""
         question = self._questions.get(method)
         if question is not None:
             question(request, answer)
@@ -188,33 +189,41 @@ class GrpcService:
         rows = self.plane.statistics(request.name, parse_version(request.version))
         return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
 
-    def _repository_index(self, request: Message) -> Message:
-        if request.repository_name:
+    def _repository_index(self, request: bytes, answer: Answer) -> None:
+        message = parse_message(service_pb2.RepositoryIndexRequest, request)
+        if message.repository_name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        response = service_pb2.RepositoryIndexResponse()
-        for entry in self.plane.index(request.ready):
-            version = str(entry.version) if entry.state else ""
-            response.models.add(name=entry.name, version=version, state=entry.state, reason=entry.reason)
-        return response
+        self.plane.index(message.ready, lambda rows: answer(_index(rows)))
 
-    def _repository_model_load(self, request: Message) -> Message:
-        if request.repository_name:
+    def _repository_model_load(self, request: bytes, answer: Answer) -> None:
+        message = parse_message(service_pb2.RepositoryModelLoadRequest, request)
+        if message.repository_name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        for name, parameter in request.parameters.items():
+        config: str | None = None
+        files: dict[str, bytes] = {}
+        for name, parameter in message.parameters.items():
             expected = "string_param" if name == "config" else "bytes_param"
             if name != "config" and not name.startswith("file:"):
                 raise InvalidArgument(f"unrecognized load parameter '{name}'.")
             if parameter.WhichOneof("parameter_choice") != expected:
                 raise InvalidArgument(f"invalid value type for load parameter '{name}', expected {expected}.")
-        raise Unavailable(NO_MODEL_CONTROL)
+            if name == "config":
+                config = parameter.string_param
+            else:
+                files[name] = parameter.bytes_param
+        response = service_pb2.RepositoryModelLoadResponse().SerializeToString()
+        self.plane.load(message.model_name, config, files, lambda error: answer(error or response))
 
-    def _repository_model_unload(self, request: Message) -> Message:
-        if request.repository_name:
+    def _repository_model_unload(self, request: bytes, answer: Answer) -> None:
+        message = parse_message(service_pb2.RepositoryModelUnloadRequest, request)
+        if message.repository_name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        parameter = request.parameters.get("unload_dependents")
+        parameter = message.parameters.get("unload_dependents")
         if parameter is not None and parameter.WhichOneof("parameter_choice") != "bool_param":
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-        raise Unavailable(NO_MODEL_CONTROL)
+        dependents = parameter is not None and parameter.bool_param
+        response = service_pb2.RepositoryModelUnloadResponse().SerializeToString()
+        self.plane.unload(message.model_name, dependents, lambda error: answer(error or response))
 
     def _log_settings(self, request: Message) -> Message:
         settings = self.plane.log_settings
@@ -244,6 +253,15 @@ def _answering(kind: Any, answer: Callable[[Message], Message]) -> Callable[[byt
         return response
 
     return method
+
+
+def _index(rows: list[IndexEntry]) -> bytes:
+    response = service_pb2.RepositoryIndexResponse()
+    for row in rows:
+        version = str(row.version) if row.state else ""
+        response.models.add(name=row.name, version=version, state=row.state, reason=row.reason)
+    serialized: bytes = response.SerializeToString()
+    return serialized
 
 
 _LOG_KINDS = dict.fromkeys(SWITCHES, ("bool_param", "boolean")) | {

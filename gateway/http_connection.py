@@ -20,12 +20,11 @@ from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply
 from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader, header_size
 from gateway.http_routes import (
+    ASKED,
     GENERATE,
     GENERATE_STREAM,
     INFER,
-    MODEL_READY,
     NO_ROUTE,
-    READY,
     WRONG_METHOD,
     Endpoints,
     HttpResponse,
@@ -199,8 +198,8 @@ class Connection(asyncio.BufferedProtocol):
             self._infer(request, route)
         elif route.endpoint in (GENERATE, GENERATE_STREAM):
             self._generate(request, route)
-        elif route.endpoint in (READY, MODEL_READY):
-            self._endpoints.ask_ready(route, self._respond)
+        elif route.endpoint in ASKED:
+            self._endpoints.ask(route, bytes(request.body), self._respond)
         else:
             self._respond(self._endpoints.answer(route, bytes(request.body)))
 

@@ -11,16 +11,18 @@ from urllib.parse import unquote
 
 from gateway import http_json, log_settings
 from gateway.dataplane import DataPlane
+from gateway.http_control import load_parameters, unloads_dependents
 from gateway.http_json import MISSING, JsonError
 from gateway.model_metadata import TensorMetadata
-from gateway.refusals import NO_MODEL_CONTROL, NO_REPOSITORY_NAME, SHM_DISABLED
+from gateway.refusals import NO_REPOSITORY_NAME, SHM_DISABLED
 from gateway.status import HTTP_STATUS
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
 
 T = TypeVar("T")
-READY, MODEL_READY = "ready", "model_ready"
+# Those that may take a while.
+ASKED = READY, MODEL_READY, INDEX, LOAD, UNLOAD = "ready", "model_ready", "index", "load", "unload"
 INFER, GENERATE, GENERATE_STREAM = "infer", "generate", "generate_stream"
 
 
@@ -39,8 +41,12 @@ class HttpResponse(NamedTuple):
     headers: bytes = b""  # further ones, each with its line end
 
 
+Respond = Callable[[HttpResponse], None]
+
+
 # Possessive: a name ends at a slash or never, and a long one is not tried at every length.
 _MODEL = r"/v2/models/(?P<model>[^/]++)(?:/versions/(?P<version>[0-9]+))?"
+_REPOSITORY = r"/v2/repository(?:/(?P<name>[^/]++))?"
 _TABLE = [
     ("server_metadata", b"GET", r"/v2"),
     ("live", b"GET", r"/v2/health/live"),
@@ -53,8 +59,9 @@ _TABLE = [
     ("model_config", b"GET", _MODEL + r"/config"),
     ("statistics", b"GET", _MODEL + r"/stats"),
     ("model_metadata", b"GET", _MODEL),
-    ("index", b"POST", r"/v2/repository(?:/(?P<name>[^/]++))?/index"),
-    ("load_or_unload", b"POST", r"/v2/repository(?:/(?P<name>[^/]++))?/models/(?P<model>[^/]++)/(?:load|unload)"),
+    (INDEX, b"POST", _REPOSITORY + r"/index"),
+    (LOAD, b"POST", _REPOSITORY + r"/models/(?P<model>[^/]++)/load"),
+    (UNLOAD, b"POST", _REPOSITORY + r"/models/(?P<model>[^/]++)/unload"),
     ("system_regions", b"GET", r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]++))?/status"),
     ("cuda_regions", b"GET", r"/v2/cudasharedmemory(?:/region/(?P<name>[^/]++))?/status"),
     ("log_settings", b"GET", r"/v2/logging"),
@@ -95,6 +102,10 @@ _remembered_route = lru_cache(maxsize=4096)(_route)
 
 def error_response(error: ServingError, headers: bytes = b"") -> HttpResponse:
     return HttpResponse(HTTP_STATUS[error.kind], error_body(str(error)), headers=headers)
+
+
+def _telling(respond: Respond) -> Callable[[ServingError | None], None]:
+    return lambda error: respond(EMPTY if error is None else error_response(error))
 
 
 def error_body(text: str) -> bytes:
@@ -154,20 +165,23 @@ class Endpoints:
         except ServingError as error:
             return error_response(error)
 
-    def ask_ready(self, route: Route, respond: Callable[[HttpResponse], None]) -> None:
-        """Answers READY and MODEL_READY by ``respond``, now or within some seconds."""
+    def ask(self, route: Route, body: bytes, respond: Respond) -> None:
+        """Answers one of ASKED by ``respond``, now or later."""
+        endpoint: Callable[[Route, bytes, Respond], None] = getattr(self, route.endpoint)
+        try:
+            endpoint(route, body, respond)
+        except ServingError as error:
+            respond(error_response(error))
 
+    def ready(self, route: Route, body: bytes, respond: Respond) -> None:
+        self._refuse_while_exiting()
+        self._dataplane.server_ready(lambda ready: respond(HttpResponse(200 if ready else 400)))
+
+    def model_ready(self, route: Route, body: bytes, respond: Respond) -> None:
         def ask_model(model: str, version: int) -> None:
             self._dataplane.model_ready(model, version, lambda ready: respond(EMPTY if ready else NOT_READY))
 
-        try:
-            if route.endpoint == READY:
-                self._refuse_while_exiting()
-                self._dataplane.server_ready(lambda ready: respond(HttpResponse(200 if ready else 400)))
-            else:
-                for_model(route, ask_model)
-        except ServingError as error:
-            respond(error_response(error))
+        for_model(route, ask_model)
 
     def live(self, route: Route, body: bytes) -> HttpResponse:
         self._refuse_while_exiting()
@@ -188,7 +202,7 @@ class Endpoints:
         statistics = for_model(route, self._dataplane.statistics)
         return HttpResponse(200, http_json.encode({"model_stats": [_model_statistics(item) for item in statistics]}))
 
-    def index(self, route: Route, body: bytes) -> HttpResponse:
+    def index(self, route: Route, body: bytes, respond: Respond) -> None:
         ready = False
         if body:
             found = http_json.find(self._parse(body), "ready")
@@ -197,12 +211,30 @@ class Endpoints:
                     ready = http_json.as_bool(found)
                 except JsonError:
                     raise InvalidArgument("Invalid value for 'ready': expected a boolean") from None
-        return HttpResponse(200, http_json.encode([_index_entry(entry) for entry in self._dataplane.index(ready)]))
+        self._dataplane.index(
+            ready, lambda rows: respond(HttpResponse(200, http_json.encode([_index_entry(row) for row in rows])))
+        )
 
-    def load_or_unload(self, route: Route, body: bytes) -> HttpResponse:
+    def load(self, route: Route, body: bytes, respond: Respond) -> None:
+        config, files = load_parameters(self._control_document(route, body))
+        self._named(route, lambda model: self._dataplane.load(model, config, files, _telling(respond)))
+
+    def unload(self, route: Route, body: bytes, respond: Respond) -> None:
+        dependents = unloads_dependents(self._control_document(route, body))
+        self._named(route, lambda model: self._dataplane.unload(model, dependents, _telling(respond)))
+
+    def _control_document(self, route: Route, body: bytes) -> object:
         if route.name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        raise Unavailable(NO_MODEL_CONTROL)
+        return self._parse(body) if body else MISSING
+
+    def _named(self, route: Route, ask: Callable[[str], None]) -> None:
+        """``ask`` with the name as it stands in the path if there is such a model, else with percent signs decoded."""
+        raw = route.model
+        if "%" not in raw:
+            ask(raw)
+            return
+        self._dataplane.index(False, lambda rows: ask(raw if raw in {row.name for row in rows} else unquote(raw)))
 
     def system_regions(self, route: Route, body: bytes) -> HttpResponse:
         return self._regions("system", route)

@@ -3,5 +3,4 @@
 from __future__ import annotations
 
 SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 NO_REPOSITORY_NAME = "'repository_name' specification is not supported"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from broker.events import LoadModel, Override, UnloadModel
 from broker.server import BrokerServer
 from broker.statistics import statistics
-from gateway.bus import Frames, ReplySink
+from gateway.bus import Done, Frames, ReplySink
 from protocol.messages import Request
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import ModelStatistics
@@ -46,5 +47,12 @@ class EmbeddedBus:
     def statistics(self, model: str, version: int) -> list[ModelStatistics]:
         return [statistics(one) for one in self._registry.select(model, version)]
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        return self._registry.index(ready)
+    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+        self._broker.index(ready, done)
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
+        override = None if config is None and not files else Override(config, files)
+        self._broker.post(LoadModel(model, override, done))
+
+    def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
+        self._broker.post(UnloadModel(model, unload_dependents, done))

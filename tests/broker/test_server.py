@@ -92,6 +92,9 @@ class World:
             raise OSError("broken")
         raise InternalError(f"failed to load '{model}', failed to poll from model repository")
 
+    async def names(self) -> dict[str, str]:
+        return {"new": ""}
+
     async def discard(self, directory: str) -> None:
         self.discarded.append(directory)
 

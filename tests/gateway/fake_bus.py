@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from gateway.bus import Frames, ReplySink
+from gateway.bus import Done, Frames, ReplySink
 from gateway.dataplane import DataPlane
 from protocol.datatypes import BY_NAME
 from protocol.errors import InvalidArgument, NotFound, ServingError
@@ -123,6 +123,8 @@ class FakeBus:
         self.submitted: list[Submitted] = []
         self.held: list[Submitted] = []
         self.hold = False
+        self.controlled: list[tuple[object, ...]] = []  # loads and unloads
+        self.control_error: ServingError | None = None  # their answer
         self.is_live = self.is_ready = True
         self.leases: dict[int, Block] = {}
         self._lease = count(1)
@@ -202,7 +204,20 @@ class FakeBus:
         names = [model] if model else self.signatures
         return [ModelStatistics(name, 1, 1234, 5, 6, figures, batches, []) for name in names]
 
-    def index(self, ready: bool) -> list[IndexEntry]:
+    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+        done(self._index(ready))
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
+        self._controlled(("load", model, config, dict(files)), done)
+
+    def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
+        self._controlled(("unload", model, unload_dependents), done)
+
+    def _controlled(self, what: tuple[object, ...], done: Done) -> None:
+        self.controlled.append(what)
+        done(self.control_error)
+
+    def _index(self, ready: bool) -> list[IndexEntry]:
         rows = [IndexEntry(name, 1, "READY") for name in sorted(self.signatures)]
         return rows if ready else [*rows, IndexEntry("bad", 1, "UNAVAILABLE", "Internal: x"), IndexEntry("cold", 0, "")]
 

@@ -18,7 +18,7 @@ from gateway.grpc_engine import GrpcEngine
 from gateway.grpc_service import GrpcService
 from gateway.proto import service_pb2
 from protocol.datatypes import BY_NAME
-from protocol.errors import InternalError, InvalidArgument, Unsupported
+from protocol.errors import InternalError, InvalidArgument, Unavailable, Unsupported
 from tests.gateway.fake_bus import FakeBus, ModelConfig, Submitted, signature
 from tests.gateway.grpc_stand import (
     SERVICE,
@@ -119,14 +119,68 @@ def test_repository_index(serve: Serve) -> None:
     serve(talk)
 
 
-def test_model_control_is_refused(serve: Serve) -> None:
+def test_models_are_loaded_and_unloaded(serve: Serve) -> None:
     def talk(triton: client.InferenceServerClient, bus: FakeBus) -> None:
-        refused = ("UNAVAILABLE", "explicit model load / unload is not allowed if polling is enabled")
-        assert raising(triton, "load_model", "echo") == refused
-        assert raising(triton, "load_model", "echo", config="{}", files={"file:1/model.py": b"x"}) == refused
-        assert raising(triton, "unload_model", "echo") == refused
+        triton.load_model("echo")
+        triton.load_model("echo", config="{}", files={"file:1/model.py": b"\0x"})
+        triton.unload_model("echo")
+        triton.unload_model("echo", unload_dependents=True)
+        assert bus.controlled == [
+            ("load", "echo", None, {}),
+            ("load", "echo", "{}", {"file:1/model.py": b"\0x"}),
+            ("unload", "echo", False),
+            ("unload", "echo", True),
+        ]
 
     with_client(serve, talk)
+
+
+def test_why_a_model_is_not_loaded_is_said(serve: Serve) -> None:
+    def talk(triton: client.InferenceServerClient, bus: FakeBus) -> None:
+        bus.control_error = Unavailable("not allowed")
+        assert raising(triton, "load_model", "echo") == ("UNAVAILABLE", "not allowed")
+        assert raising(triton, "unload_model", "echo") == ("UNAVAILABLE", "not allowed")
+
+    with_client(serve, talk)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "text"),
+    [
+        ("Load", {"x": {"string_param": "y"}}, "unrecognized load parameter 'x'."),
+        (
+            "Load",
+            {"config": {"bytes_param": b"{}"}},
+            "invalid value type for load parameter 'config', expected string_param.",
+        ),
+        (
+            "Load",
+            {"file:1/model.py": {"string_param": "x"}},
+            "invalid value type for load parameter 'file:1/model.py', expected bytes_param.",
+        ),
+        (
+            "Unload",
+            {"unload_dependents": {"string_param": "x"}},
+            "invalid value type for 'unload_dependents' parameter, expected bool_param.",
+        ),
+    ],
+)
+def test_a_bad_control_request(serve: Serve, method: str, parameters: dict[str, dict[str, Any]], text: str) -> None:
+    async def talk(bus: FakeBus, engine: GrpcEngine) -> None:
+        request = getattr(service_pb2, f"RepositoryModel{method}Request")(model_name="m")
+        for name, value in parameters.items():
+            request.parameters[name].CopyFrom(service_pb2.ModelRepositoryParameter(**value))
+        async with channel_to(engine) as channel:
+            call = channel.unary_unary(f"{SERVICE}RepositoryModel{method}")
+            assert await status_of(call(request.SerializeToString())) == (grpc.StatusCode.INVALID_ARGUMENT, text)
+            request.repository_name = "r"
+            assert await status_of(call(request.SerializeToString())) == (
+                grpc.StatusCode.UNIMPLEMENTED,
+                "'repository_name' specification is not supported",
+            )
+        assert bus.controlled == []
+
+    serve(talk)
 
 
 def test_client_shared_memory_is_disabled(serve: Serve) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http_routes import INFER, MODEL_READY, READY, Endpoints, HttpResponse, Route, find_route
-from tests.gateway.fake_bus import FakeBus
+from gateway.http_routes import ASKED, INFER, Endpoints, HttpResponse, Route, find_route
+from protocol.errors import Unavailable
+from tests.gateway.fake_bus import FakeBus, signature
 
 
 @pytest.fixture
@@ -18,11 +19,12 @@ def endpoints(bus: FakeBus) -> Endpoints:
 def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> HttpResponse:
     route = find_route(path.encode(), method.encode())
     assert route is not None
-    if route.endpoint not in (READY, MODEL_READY):
+    if route.endpoint not in ASKED:
         return endpoints.answer(route, body)
     responses: list[HttpResponse] = []
-    endpoints.ask_ready(route, responses.append)
-    return responses[0]
+    endpoints.ask(route, body, responses.append)
+    (response,) = responses
+    return response
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET")
         ("/v2/models/stats", Route("statistics", b"GET")),
         ("/v2/models/m/stats", Route("statistics", b"GET", "m")),
         ("/v2/repository/r/index", Route("index", b"POST", name="r")),
-        ("/v2/repository/models/m/unload", Route("load_or_unload", b"POST", "m")),
+        ("/v2/repository/models/m/unload", Route("unload", b"POST", "m")),
         ("/v2/systemsharedmemory/region/r/status", Route("system_regions", b"GET", name="r")),
         ("/v2/logging", Route("log_settings", b"GET")),
         ("/v2/logging", Route("change_log_settings", b"POST")),
@@ -191,11 +193,63 @@ def test_a_bad_index_request(endpoints: Endpoints, body: bytes, status: int, tex
     assert (response.status, json.loads(response.body)) == (status, {"error": text})
 
 
-def test_models_cannot_be_loaded_on_request(endpoints: Endpoints) -> None:
-    text = b'{"error":"explicit model load / unload is not allowed if polling is enabled"}'
-    assert ask(endpoints, "/v2/repository/models/m/load")[:2] == (503, text)
+def test_a_model_is_loaded_as_it_is_or_with_what_the_request_brings(bus: FakeBus, endpoints: Endpoints) -> None:
+    for body in (b"", b"{}", b"[]", b'{"parameters":{}}'):
+        assert ask(endpoints, "/v2/repository/models/m/load", body) == (200, b"", b"application/json", b"")
+        assert bus.controlled.pop() == ("load", "m", None, {})
+    body = b'{"parameters":{"config":"{}","file:1/model.py":"AAE="}}'
+    assert ask(endpoints, "/v2/repository/models/m/load", body).status == 200
+    assert bus.controlled == [("load", "m", "{}", {"file:1/model.py": b"\0\1"})]
+
+
+def test_a_model_is_unloaded_with_those_that_it_needs_if_asked(bus: FakeBus, endpoints: Endpoints) -> None:
+    for body, dependents in (
+        (b"", False),
+        (b'{"parameters":{"unload_dependents":true}}', True),
+        (b'{"parameters":{"unload_dependents":false,"x":"y"}}', False),
+        (b'{"parameters":{"unload_dependents":"x"}}', False),
+    ):
+        assert ask(endpoints, "/v2/repository/models/m/unload", body)[:2] == (200, b"")
+        assert bus.controlled.pop() == ("unload", "m", dependents)
+
+
+def test_why_a_model_is_not_loaded_is_said(bus: FakeBus, endpoints: Endpoints) -> None:
+    bus.control_error = Unavailable("not allowed")
+    for what in ("load", "unload"):
+        assert ask(endpoints, f"/v2/repository/models/m/{what}")[:2] == (503, b'{"error":"not allowed"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (b'{"parameters":3}', 500, "attempt to get members for non-object"),
+        (b'{"parameters":[]}', 500, "attempt to get members for non-object"),
+        (b'{"parameters":{"x":"y"}}', 500, "unexpected error on creating Triton parameter"),
+        (b'{"parameters":{"config":3}}', 500, "attempt to access JSON non-string as string"),
+        (b'{"parameters":{"unload_dependents":true}}', 500, "attempt to access JSON non-string as string"),
+        (b'{"parameters":{"file:1/model.py":"!"}}', 400, "load parameter 'file:1/model.py' is not valid base64"),
+        (b'{"parameters":{"file:1/model.py":"AA=A"}}', 400, "load parameter 'file:1/model.py' is not valid base64"),
+    ],
+)
+def test_a_bad_load_request(bus: FakeBus, endpoints: Endpoints, body: bytes, status: int, text: str) -> None:
+    response = ask(endpoints, "/v2/repository/models/m/load", body)
+    assert (response.status, json.loads(response.body)["error"]) == (status, text)
+    assert bus.controlled == []
+
+
+def test_a_model_to_load_is_named_as_it_is_known_or_decoded(bus: FakeBus, endpoints: Endpoints) -> None:
+    bus.add(signature("x%20y"))
+    for path, name in (("a%20b", "a b"), ("x%20y", "x%20y"), ("n%C3%A9", "né")):
+        ask(endpoints, f"/v2/repository/models/{path}/load")
+        assert bus.controlled.pop()[1] == name
+
+
+def test_a_repository_cannot_be_named_but_for_the_index(bus: FakeBus, endpoints: Endpoints) -> None:
     text = b'{"error":"\'repository_name\' specification is not supported"}'
-    assert ask(endpoints, "/v2/repository/r/models/m/unload")[:2] == (501, text)
+    for what in ("load", "unload"):
+        assert ask(endpoints, f"/v2/repository/r/models/m/{what}")[:2] == (501, text)
+    assert ask(endpoints, "/v2/repository/r/index").status == 200 and bus.controlled == []
 
 
 def test_client_shared_memory_is_off(endpoints: Endpoints) -> None:
