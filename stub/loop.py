@@ -158,7 +158,6 @@ class Loop:
             self._bus.send(messages.Results(messages.RESULTS, executed, released, responses, read), frames)
         if self._calls.has_dropped:
             self._calls.tell_dropped()
-        self._calls.tell_dropped()
 
     def _timeout_s(self) -> Optional[float]:
         return _RETAINED_POLL_S if self._delivery.retained else _TRIM_AFTER_S[self._trims_due]
