@@ -231,7 +231,8 @@ def test_modules_of_the_models_are_found_in_spite_of_their_names(repository, run
     code = """
     def execute(self, requests):
         import broker, metrics, protocol, shm, stub, utils
-        return [respond(r, np.float32([m.WHOSE for m in (broker, metrics, protocol, shm, stub, utils)])) for r in requests]
+        whose = np.float32([module.WHOSE for module in (broker, metrics, protocol, shm, stub, utils)])
+        return [respond(request, whose) for request in requests]
     """
     folder = repository.add("m", code)
     for number, name in enumerate(("broker", "metrics", "protocol", "shm", "stub", "utils")):
