@@ -39,15 +39,15 @@ class Failures:
         return text
 
     def raised(self, error: BaseException) -> str:
-        """The client's text of what ``execute`` raised; the log has the traceback."""
-        self.log_traceback(error)
+        """The client's text of what ``execute`` raised; the log has the traceback, not more often than other details."""
+        if self._due():
+            self.log_traceback(error)
         return self.text(exception_text(error))
 
     def log_traceback(self, error: BaseException) -> None:
-        """Of what the model raised: the lines of its source, and the causes. Not more often than other details."""
-        if self._due():
-            file, line, _ = next(iter(user_frames(error)), (self._model_file, 0, ""))
-            self._log("E", os.path.basename(file), line, full_traceback(error))
+        """Of what the model raised: the lines of its source, and the causes."""
+        file, line, _ = next(iter(user_frames(error)), (self._model_file, 0, ""))
+        self._log("E", os.path.basename(file), line, full_traceback(error))
 
     def log_details(self, text: str, error: BaseException) -> None:
         if self._due():
