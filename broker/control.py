@@ -33,7 +33,7 @@ from broker.events import (
     StubAsker,
     UnloadModel,
 )
-from broker.instance import Instance
+from broker.instance import Instance, InstanceState
 from broker.model import UNLOADED, Generation, ModelVersion, VersionState
 from broker.queue import Frames
 from broker.readiness import Then
@@ -146,7 +146,12 @@ class ModelControl:
 
     def said(self, key: str, message: Control, frames: Frames, now: int) -> list[Action]:
         """A model asks."""
-        asker = StubAsker(key, message.call)
+        found = self._roster.serving(key)
+        if found is None:
+            return []
+        asker = StubAsker(key, message.call, found[1].spec.name)
+        if found[1].state is InstanceState.FINISHING:
+            return [told(asker, Unavailable("models cannot be loaded or unloaded in finalize"))]
         if message.operation == "unload":
             return self.unload(UnloadModel(message.model, message.unload_dependents, asker), now)
         if message.operation == "load":
@@ -364,7 +369,10 @@ class ModelControl:
 def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
     if not isinstance(asker, StubAsker):
         return Done(asker, error)
-    return Send(asker.key, Told(TOLD, asker.call, None if error is None else (int(error.kind), str(error))))
+    if error is None:
+        return Send(asker.key, Told(TOLD, asker.call, None))
+    text = f"Failed to process the request for model '{asker.instance}', message: {error}"
+    return Send(asker.key, Told(TOLD, asker.call, (int(error.kind), text)))
 
 
 def override_of(message: Control) -> Override | None:

@@ -76,10 +76,11 @@ Asker = Callable[[ServingError | None], None]  # who waits for a load or an unlo
 
 
 class StubAsker(NamedTuple):
-    """A model that waits for the Told to its Control."""
+    """A model that waits for the Told to its Control; ``instance`` is its name, for texts."""
 
     key: str
     call: int
+    instance: str
 
 
 class Override(NamedTuple):

@@ -1,23 +1,77 @@
-"""Loading and unloading models from a model. A later capability: for now each call ends in a clear exception."""
+"""``pb_utils.load_model``, ``unload_model`` and ``is_model_ready``: a model has the server load and unload others.
+
+From ``initialize`` and ``execute``, in any thread; each call blocks (without the GIL) until the server has answered.
+"""
 
 from __future__ import annotations
 
-from typing import Mapping, NoReturn, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
+from . import calls
+from .arguments import incompatible, text_argument
+from .shared import messages
 from .triton_error import TritonModelException
 
-
-def load_model(model_name: str, config: str = "", files: Optional[Mapping[str, bytes]] = None) -> NoReturn:
-    raise _unsupported("Failed to load model")
+_NO_SERVER = "there is no server to ask; models are loaded and unloaded from 'initialize', 'execute' and later threads"
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    raise _unsupported("Failed to unload model")
+def load_model(model_name: str, config: str = "", files: Optional[Mapping[str, bytes]] = None) -> None:
+    """Returns once the model is ready. ``config`` is JSON in place of its config.pbtxt; ``files``, contents by
+    "file:<version>/<name>", take the place of its directory. If it fails, what has served goes on serving.
+
+    Raises TritonModelException."""
+    name = text_argument("load_model", model_name)
+    text = text_argument("load_model", config)
+    contents = None if files is None else _contents(name, files)
+    _ask(
+        "Failed to load model: ",
+        lambda call: messages.Control(messages.CONTROL, call, "load", name, config=text, files=contents),
+    )
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
-    raise _unsupported("Failed to check model readiness")
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Returns once the model takes no new requests; those in flight end before it finalizes. Raises
+    TritonModelException."""
+    name = text_argument("unload_model", model_name)
+    dependents = bool(unload_dependents)
+    _ask(
+        "Failed to unload model: ",
+        lambda call: messages.Control(messages.CONTROL, call, "unload", name, unload_dependents=dependents),
+    )
 
 
-def _unsupported(prefix: str) -> TritonModelException:
-    return TritonModelException(prefix + ": model control from models is not supported by this version of tensorbus.")
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Raises TritonModelException for a model or version that is not known."""
+    name = text_argument("is_model_ready", model_name)
+    version = text_argument("is_model_ready", model_version)
+    told = _ask(
+        "Failed to check model readiness: ",
+        lambda call: messages.Control(messages.CONTROL, call, "is_ready", name, version),
+    )
+    return bool(told.value)
+
+
+def _contents(model: str, files: Any) -> Dict[str, bytes]:
+    if not isinstance(files, dict):
+        raise TritonModelException(
+            "failed to load model '{}', files should be a dictionary of file paths and file contents".format(model)
+        )
+    return {text_argument("load_model", path): _content(content) for path, content in files.items()}
+
+
+def _content(content: Any) -> bytes:
+    if isinstance(content, str):
+        return text_argument("load_model", content).encode()
+    if isinstance(content, (bytes, bytearray)):
+        return bytes(content)
+    raise incompatible("load_model", "files: Dict[str, bytes]", content)
+
+
+def _ask(failed: str, make: Callable[[int], messages.Control]) -> messages.Told:
+    try:
+        told = calls.ask(make)
+    except calls.NotServing:
+        raise TritonModelException(failed + _NO_SERVER) from None
+    if told.error is not None:
+        raise TritonModelException(failed + told.error[1])
+    return told

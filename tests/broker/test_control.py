@@ -122,7 +122,17 @@ class ControlBench(Bench):
         self.turn()
 
     def told(self, key: str) -> list[Told]:
-        return [message for message in self.inbox[key] if isinstance(message, Told)]
+        """Errors without what they all begin with."""
+        found = self.core._roster.serving(key)
+        prefix = f"Failed to process the request for model '{found[1].spec.name}', message: " if found else ""
+        answers = []
+        for message in self.inbox[key]:
+            if isinstance(message, Told):
+                if message.error is not None:
+                    assert message.error[1].startswith(prefix)
+                    message = message._replace(error=(message.error[0], message.error[1].removeprefix(prefix)))
+                answers.append(message)
+        return answers
 
     def index(self) -> list[tuple]:
         return [(row.name, row.version, row.state, row.reason) for row in self.core.registry.index(ready=False)]

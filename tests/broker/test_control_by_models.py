@@ -85,7 +85,9 @@ def test_models_wait_until_the_server_has_started(make_bench):
     bench.hello(bench.only())
     for operation in ("load", "unload", "is_ready"):
         bench.tell(StubSaid(bench.only(), Control(CONTROL, 7, operation, "other"), ()))
-    assert [message[2] for message in bench.inbox[bench.only()][1:]] == [(4, "Server not ready")] * 3
+    assert [message[2] for message in bench.inbox[bench.only()][1:]] == [
+        (4, "Failed to process the request for model 'm_0', message: Server not ready")
+    ] * 3
 
 
 def test_a_model_that_loads_another_one_in_initialize_does_not_wait_for_its_own_place(make_bench):
@@ -116,3 +118,12 @@ def test_a_load_that_would_wait_for_itself_is_refused():
     bench.hello(b)
     bench.says(b, "load", "a")
     assert [told[2] for told in bench.told(b)] == [(3, "the load of model 'a' would wait for itself")]
+
+
+def test_in_finalize_nothing_is_loaded(serving):
+    serving.serve(model="asking")
+    key = list(serving.alive)[-1]
+    serving.unload("asking")
+    assert serving.finishing() == [key]
+    serving.says(key, "load", "m")
+    assert [told[2] for told in serving.told(key)] == [(4, "models cannot be loaded or unloaded in finalize")]

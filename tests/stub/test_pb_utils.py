@@ -8,7 +8,6 @@ from pathlib import Path
 
 import c_python_backend_utils
 import numpy as np
-import pytest
 import triton_python_backend_utils as pb_utils
 
 ROOT = Path(__file__).parents[2]
@@ -68,16 +67,6 @@ def test_the_constants_are_the_originals() -> None:
     )
     assert pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL == pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL == 1
     assert pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE == 2
-
-
-def test_what_comes_later_says_so() -> None:
-    for call in (
-        lambda: pb_utils.load_model("m"),
-        lambda: pb_utils.unload_model("m"),
-        lambda: pb_utils.is_model_ready("m"),
-    ):
-        with pytest.raises(pb_utils.TritonModelException, match="not supported by this version"):
-            call()
 
 
 def test_the_c_module_has_the_same_classes_and_a_few_more() -> None:
