@@ -26,6 +26,7 @@ _FAMILY_GONE = (
 _NO_FAMILY = "Error when creating MetricFamily: "
 _NO_METRIC = "Error when creating Metric: "
 _NOT_DONE = "Failed to {} metric value: "
+_SIGNATURE = "c_python_backend_utils.MetricFamily(name: str, description: str, kind: c_python_backend_utils.MetricKind)"
 _counter = itertools.count(1)
 _instance = ""
 
@@ -44,6 +45,9 @@ class MetricKind(PybindEnum):
     COUNTER = 0
     GAUGE = 1
     HISTOGRAM = 2
+
+
+MetricKind.__module__ = "c_python_backend_utils"
 
 
 class _Object:
@@ -135,16 +139,18 @@ class MetricFamily:
     HISTOGRAM = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        try:
+            texts = text_argument("__init__", name), text_argument("__init__", description)
+        except TypeError:
+            raise incompatible("__init__", _SIGNATURE, name, description, kind) from None
         if not isinstance(kind, MetricKind):
-            signature = "MetricFamily(name: str, description: str, kind: MetricKind)"
-            raise incompatible("__init__", signature, name, description, kind)
-        name, description = text_argument("__init__", name), text_argument("__init__", description)
+            raise incompatible("__init__", _SIGNATURE, name, description, kind)
         self._family = family = _Family(kind)
         assert family.object is not None
         number = family.object.number
 
         def make(call: int) -> messages.NewFamily:
-            return messages.NewFamily(messages.NEW_FAMILY, call, number, name, description, kind.name.lower())
+            return messages.NewFamily(messages.NEW_FAMILY, call, number, *texts, kind.name.lower())
 
         with contextlib.suppress(_NoServer):
             _asked(_NO_FAMILY, make)
