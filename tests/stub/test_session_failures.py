@@ -18,12 +18,12 @@ def model(body: str) -> str:
 
 
 def failure(loaded: Any, requests: int = 1) -> str:
-    """The one error of all requests of a batch. The broker logs it; the stub logs only what the text leaves out."""
+    """The one error of all requests of a batch. The broker logs it; the stub logs a traceback, if there is one."""
     executed = loaded.execute(*(loaded.request({}) for _ in range(requests)))
     assert executed.failed
     (error,) = {response.error for response in executed.responses}
     assert len(executed.responses) == requests
-    assert all(line[0] == "E" and line[3].startswith(error[1] + "\n") for line in loaded.logs)
+    assert all(line[0] == "E" and "Traceback (most recent call last):" in line[3] for line in loaded.logs)
     assert error[0] == 1
     assert error[1].startswith(WRAPPER)
     return str(error[1][len(WRAPPER) :])
@@ -43,7 +43,10 @@ def failure(loaded: Any, requests: int = 1) -> str:
 def test_what_execute_raises_fails_the_batch(load: Load, statement: str, text: str) -> None:
     loaded = load(model(statement))
     assert failure(loaded, 3) == f"{text}\n\nAt:\n  {loaded.model.model_file}(5): execute\n"
-    assert loaded.logs == []
+    ((level, file, line, traceback),) = loaded.logs
+    assert (level, file, line) == ("E", "model.py", 5)
+    assert f"line 5, in execute\n    {statement}\n" in traceback
+    assert "session.py" not in traceback
 
 
 def test_a_helpers_frame_comes_before_executes(load: Load) -> None:
@@ -260,7 +263,7 @@ def test_an_exception_in_a_forked_child_leaves_execute(load: Load) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(loaded.model.instance.child, 0)[1]) == 9
 
 
-def test_causes_are_logged_once_a_second_at_most(load: Load) -> None:
+def test_tracebacks_are_logged_once_a_second_at_most(load: Load) -> None:
     loaded = load("""
     class TritonPythonModel:
         def execute(self, requests):

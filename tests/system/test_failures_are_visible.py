@@ -46,7 +46,9 @@ def test_an_exception_is_logged_with_its_place_in_the_model(server: Server) -> N
     assert fail(server, 1, "first").status == 500
     line = told_once(server, "first", "model=m", "version=1", "ValueError: broken inside")
     assert re.search(r"model\.py\(\d+\): execute", line)
-    assert server.lines("ValueError: broken inside") == [line]
+    traceback, *_ = server.lines("ValueError: broken inside")
+    assert server.lines("ValueError: broken inside") == [traceback, line]
+    assert 'raise ValueError(\\"broken inside\\")' in traceback
     assert server.failures("m") == {"BACKEND": 1}
     assert server.statistics("m")["fail"]["count"] == 1
 
