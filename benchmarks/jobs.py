@@ -56,6 +56,8 @@ def _identity(model: str, nbytes: int) -> Call:
 
 ADD_SUB = _add_sub()
 MIB, MIB16 = _identity("identity", 1 << 20), _identity("identity", 16 << 20)
+CHAIN3, CHAIN2 = _identity("chain_3", 64), _identity("chain_2", 16 << 20)
+REPEAT = Call("repeat", {"INPUT0": np.array([1000], np.float32)}, {})
 BUSY = {count: _identity(f"busy_{count}", 64) for count in (1, 2)}
 
 
@@ -67,7 +69,8 @@ class LoadJob(NamedTuple):
 
     def run(self, server: Server, seconds: float) -> Figures:
         """The server's CPU is read right before and after, so that its rate covers the same requests."""
-        load.check_answers(server.ports, self.call)
+        if self.call.outputs:
+            load.check_answers(server.ports, self.call)
         self.generator(server.ports, self.call, self.clients, seconds * WARM_UP)
         before_s = server.cpu_s()
         result = self.generator(server.ports, self.call, self.clients, seconds)
@@ -84,6 +87,9 @@ LOAD_MODELS = (
     Model("add_sub", "add_sub"),
     Model("identity", "identity"),
     *(Model(f"busy_{count}", "busy", count) for count in BUSY),
+    Model("chain_3", "chain"),
+    Model("chain_2", "chain"),
+    Model("repeat", "repeat", decoupled=True),
 )
 LOADS = (
     *(LoadJob(f"add_sub-http-{clients}", ADD_SUB, load.wrk, clients) for clients in (1, 8, 32)),
@@ -95,6 +101,9 @@ LOADS = (
     LoadJob("tritonclient-add_sub-http", ADD_SUB, load.tritonclient_http, 1),
     LoadJob("tritonclient-add_sub-grpc", ADD_SUB, load.tritonclient_grpc, 1),
     LoadJob("tritonclient-identity-16MiB-http", MIB16, load.tritonclient_http, 1),
+    *(LoadJob(f"bls-chain-{clients}", CHAIN3, load.wrk, clients) for clients in (1, 8)),
+    LoadJob("bls-16MiB", CHAIN2, load.wrk, 1),
+    LoadJob("decoupled-stream", REPEAT, load.stream, 1),
 )
 
 

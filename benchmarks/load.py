@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import shutil
 import statistics
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpc_client
@@ -24,6 +26,7 @@ from benchmarks.server import Ports
 
 LUA = Path(__file__).with_name("post.lua")
 RPC = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_RPC = "/inference.GRPCInferenceService/ModelStreamInfer"
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -174,6 +177,36 @@ def _in_turn(module: Any, client: Any, call: Call, seconds: float) -> Load:
     duration_s = time.perf_counter() - start
     cuts = statistics.quantiles([*times_ms, times_ms[-1]], n=100)
     return Load(len(times_ms), duration_s, cuts[49], cuts[98])
+
+
+# --- a stream of responses ----------------------------------------------------------------------------------------
+
+
+def stream(ports: Ports, call: Call, clients: int, seconds: float) -> Load:
+    """Requests one after the other on one stream, each answered by as many responses as its input says. Responses are
+    counted as requests are elsewhere, and only the first and the last of each request are looked into."""
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    body, count = grpc_body(call)[5:], int(next(iter(call.inputs.values()))[0])
+    times_ms: list[float] = []
+    with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        responses = channel.stream_stream(STREAM_RPC)(iter(requests.get, None))
+        start = time.perf_counter()
+        while (before := time.perf_counter()) - start < seconds:
+            requests.put(body)
+            received = [next(responses) for _ in range(count)]
+            times_ms.append((time.perf_counter() - before) * 1e3)
+            for number in (0, count - 1):
+                _check_response(received[number], number)
+        duration_s = time.perf_counter() - start
+        requests.put(None)
+    cuts = statistics.quantiles([*times_ms, times_ms[-1]], n=100)
+    return Load(len(times_ms) * count, duration_s, cuts[49], cuts[98])
+
+
+def _check_response(data: bytes, number: int) -> None:
+    message = grpc_client.service_pb2.ModelStreamInferResponse.FromString(data)
+    if message.error_message or np.frombuffer(message.infer_response.raw_output_contents[0], np.float32) != number:
+        raise RuntimeError(f"response {number} of a stream: {message}")
 
 
 def check_answers(ports: Ports, call: Call) -> None:

@@ -12,6 +12,8 @@ _SIGNATURES = {
     "add_sub": (("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1"), 16),
     "identity": (("INPUT0",), ("OUTPUT0",), -1),
     "busy": (("INPUT0",), ("OUTPUT0",), 16),
+    "chain": (("INPUT0",), ("OUTPUT0",), -1),
+    "repeat": (("INPUT0",), ("OUTPUT0",), 1),
 }
 
 
@@ -21,6 +23,7 @@ class Model(NamedTuple):
     name: str
     source: str
     instances: int = 1
+    decoupled: bool = False
 
 
 def write(directory: Path, models: tuple[Model, ...]) -> Path:
@@ -37,4 +40,5 @@ def _config(model: Model) -> str:
     tensors = [("input", name) for name in inputs] + [("output", name) for name in outputs]
     lines = [f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dim} ] }}' for kind, name in tensors]
     group = f"instance_group {{ kind: KIND_CPU count: {model.instances} }}"
-    return "\n".join(['backend: "python"', *lines, group, ""])
+    policy = f"model_transaction_policy {{ decoupled: {str(model.decoupled).lower()} }}"
+    return "\n".join(['backend: "python"', *lines, group, policy, ""])
