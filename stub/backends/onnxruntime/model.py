@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from ...shared import errors
     from ...user_model import LoadError
     from ..joined import Arrays, Joined, join
+    from .execution_providers import CPU, CUDA, providers
     from .onnx_graph import Config, Graph, GraphTensor, check, complete, is_complete
 else:
     from _tensorbus_app.stub.backends.joined import join
     from _tensorbus_app.stub.shared import errors
     from _tensorbus_app.stub.user_model import LoadError
+    from execution_providers import CPU, CUDA, providers
     from onnx_graph import Graph, GraphTensor, check, complete, is_complete
 
 _DATA_TYPES = {
@@ -49,11 +51,6 @@ _NUMBERS = {  # parameter to attribute of SessionOptions
     "enable_mem_pattern": "enable_mem_pattern",
 }
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-_ACCELERATORS = {
-    "cuda": "CUDAExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
 _DEFAULT_MAX_BATCH_SIZE = 4
 
 
@@ -66,7 +63,7 @@ class TritonPythonModel:
         if not is_complete(described):
             with _refusing(errors.ErrorKind.INVALID_ARG):
                 settings = _Settings(described)
-                graph = _graph(_open(settings, settings.session_options(), ["CPUExecutionProvider"]))
+                graph = _graph(_open(settings, settings.session_options(), [CPU]))
                 complete(described, graph, settings.number("default-max-batch-size", _DEFAULT_MAX_BATCH_SIZE))
         return config
 
@@ -74,10 +71,13 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         with _refusing(errors.ErrorKind.INVALID_ARG):
             settings = _Settings(config)
-            providers = settings.providers(args["model_instance_kind"], int(args["model_instance_device_id"]))
-            self._session = _open(settings, settings.session_options(), providers)
+            available = settings.runtime.get_available_providers()
+            kind, device = args["model_instance_kind"], args["model_instance_device_id"]
+            self._session = _open(settings, settings.session_options(), providers(config, kind, device, available))
             graph = _graph(self._session)
             check(config, graph)
+        if kind == "GPU" and CUDA not in available:
+            pb_utils.Logger.log_warn("model '{}' runs on the CPU: this onnxruntime has no CUDA".format(config["name"]))
         self._run_options = settings.run_options()
         self._batching = config.get("max_batch_size", 0) > 0
         self._outputs = [entry["name"] for entry in config["output"]]
@@ -173,23 +173,6 @@ class _Settings:
         options = self.runtime.RunOptions()
         options.add_run_config_entry(_SHRINKAGE, self.parameters[_SHRINKAGE])
         return options
-
-    def providers(self, kind: str, device: int) -> List[Any]:
-        """Execution providers by preference: the accelerators asked for, CUDA on a GPU, the CPU."""
-        available = self.runtime.get_available_providers()
-        accelerators = self.config.get("optimization", {}).get("execution_accelerators", {})
-        found: List[Any] = []
-        for one in accelerators.get("{}_execution_accelerator".format("gpu" if kind == "GPU" else "cpu"), []):
-            provider = _ACCELERATORS.get(one["name"])
-            if provider not in available:
-                text = "unknown Execution Accelerator '{}' is requested: model '{}', this onnxruntime has {}"
-                raise ValueError(text.format(one["name"], self.model, ", ".join(available)))
-            found.append((provider, one.get("parameters", {})))
-        if kind == "GPU" and "CUDAExecutionProvider" in available:
-            found.append(("CUDAExecutionProvider", {"device_id": str(device)}))
-        elif kind == "GPU":
-            pb_utils.Logger.log_warn("model '{}' runs on the CPU: this onnxruntime has no CUDA".format(self.model))
-        return [*found, "CPUExecutionProvider"]
 
 
 def _open(settings: _Settings, options: Any, providers: List[Any]) -> Any:
