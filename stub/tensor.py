@@ -238,6 +238,7 @@ def _show(tensor: Tensor) -> None:
 def on_gpu(tensor: Tensor, device: int) -> Tensor:
     """The tensor with its elements on a GPU; the leased memory is let go. BYTES stay where they are."""
     if tensor._datatype != "BYTES":
+        tensor._place = None  # what the model will see is a copy
         bits = _bits(tensor)
         assert isinstance(bits, np.ndarray)
         tensor._data, tensor._array = gpu.upload(bits, device), None

@@ -7,6 +7,7 @@ from typing import Any, Tuple
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
+from _tensorbus_app.stub import gpu
 from _tensorbus_app.stub import tensor as module
 from _tensorbus_app.stub.numpy_types import DTYPE
 
@@ -156,7 +157,8 @@ def test_the_name_is_looked_at_first() -> None:
         pb_utils.Tensor.from_dlpack("", None)
 
 
-def test_complex_numbers_and_devices_without_host_memory_are_refused() -> None:
+def test_complex_numbers_and_devices_without_host_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "missing", lambda: "there is none")
     array = np.zeros(1, np.float32)
     with pytest.raises(pb_utils.TritonModelException, match="Dtype is invalid"):
         pb_utils.Tensor.from_dlpack("A", Producer(np.zeros(1, np.complex64)))

@@ -6,13 +6,13 @@ import gc
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from _tensorbus_app.shm import store
-from _tensorbus_app.stub import gpu, outputs
+from _tensorbus_app.stub import gpu, outputs, placer
 from _tensorbus_app.stub import tensor as module
 
 AS_NUMPY = "Tensor is stored in GPU and cannot be converted to NumPy."
@@ -33,7 +33,7 @@ def placed(tmp_path: Path) -> Any:
 
     def place(*tensors: Any) -> Any:
         forms = [(each._name, each._datatype, each._shape, module.binary_form(each)) for each in tensors]
-        references, _ = outputs.Outputs(own).place(forms)
+        references, _ = outputs.Outputs(placer.Placer(own)).place(forms, [])
         return [bytes(reader.view(*reference.place)) for reference in references]
 
     yield place
@@ -63,9 +63,9 @@ def test_outputs_on_a_gpu_are_copied_straight_into_shared_memory(cupy: Any, plac
 
 def test_without_shared_memory_they_go_as_frames(cupy: Any) -> None:
     tensor = pb_utils.Tensor.from_dlpack("A", cupy.arange(3, dtype=np.int32))
-    inline = outputs.Outputs(None)
-    inline.place([("A", "INT32", (3,), module.binary_form(tensor))])
-    assert inline.take_frames() == [np.arange(3, dtype=np.int32).tobytes()]
+    frames: List[bytes] = []
+    outputs.Outputs(placer.Placer(None)).place([("A", "INT32", (3,), module.binary_form(tensor))], frames)
+    assert frames == [np.arange(3, dtype=np.int32).tobytes()]
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "BOOL", "BF16"])
