@@ -7,6 +7,7 @@ asks says what is to be done with the answer, which may be known at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class _Call(NamedTuple):
 
     number: int
     instance: Instance
-    waiters: list[_Waiter]
+    waiters: deque[_Waiter]
 
 
 class Readiness:
@@ -94,7 +95,7 @@ class Readiness:
             call.waiters.append(_Waiter(question, deadline_ns, _TIMED_OUT_TOGETHER))
             return []
         self._last += 1
-        waiters = [_Waiter(question, deadline_ns, _TIMED_OUT)]
+        waiters = deque([_Waiter(question, deadline_ns, _TIMED_OUT)])
         call = self._calls[instance.key] = _Call(self._last, instance, waiters)
         return [_send(call)] if instance.key in self._listening else []
 
@@ -128,7 +129,7 @@ class Readiness:
         actions: list[Action] = []
         for call in list(self._calls.values()):
             while call.waiters and call.waiters[0].deadline_ns <= now:
-                waiter = call.waiters.pop(0)
+                waiter = call.waiters.popleft()
                 actions += waiter.question.answered(Unavailable(waiter.timed_out), now)
         return actions
 
