@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import CONFIG, PREAMBLE, Repository, Start
+from tests.system.conftest import CONFIG, PREAMBLE, Repository, Start, eventually
 
 ADD_SUB = '''
 import json
@@ -144,6 +144,18 @@ def test_a_backend_of_the_users_comes_before_ours_of_that_name(
     add(repository, "m", (CONFIG % 1).replace('"python"', '"onnxruntime"'))
     server = start(f"--backend-directory={folder.parent}")
     assert server.post("m", [1.0]).data == [2.0]
+
+
+def test_models_of_a_backend_come_and_go_one_by_one(repository: Repository, backends: Path, start: Start) -> None:
+    for operation in ("add", "sub"):
+        add(repository, operation, 'backend: "add_sub"\n' + parameter("operation", operation))
+    server = start(f"--backend-directory={backends}", "--model-control-mode=explicit", "--load-model=add")
+    assert server.call("POST", "/v2/models/sub/infer", BODY).status == 404
+    assert server.call("POST", "/v2/repository/models/sub/load").status == 200
+    assert calculated(server.call("POST", "/v2/models/sub/infer", BODY))["OUTPUT"] == [-4] * 4
+    assert server.call("POST", "/v2/repository/models/add/unload").status == 200
+    eventually(lambda: not server.ready("add") and not server.stubs("add"))
+    assert calculated(server.call("POST", "/v2/models/sub/infer", BODY))["OUTPUT"] == [-4] * 4
 
 
 def test_without_its_backend_a_model_does_not_load_and_says_so(repository: Repository, start: Start) -> None:

@@ -95,7 +95,7 @@ class TritonPythonModel:
             if entry["name"] in asked:
                 tensor = self._picked(result, entry["name"])
                 self._check_result(entry, tensor)
-                found[entry["name"]] = tensor.detach().cpu()
+                found[entry["name"]] = self._torch.atleast_1d(tensor.detach().cpu())
         return found
 
     def _picked(self, result: Any, name: str) -> Any:

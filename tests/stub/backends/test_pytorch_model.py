@@ -18,6 +18,11 @@ class Alike(torch.nn.Module):
         return x
 
 
+class Sum(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+
 def loaded(load, tmp_path, module, data_type="TYPE_FP32", **fields):
     torch.jit.script(module).save(str(tmp_path / "model.pt"))
     tensor = {"data_type": data_type, "dims": [-1]}
@@ -38,6 +43,11 @@ def test_a_lone_request_is_not_copied(load, tmp_path):
     given = np.float32([[1, 2]])
     (result,) = loaded(load, tmp_path, Alike()).execute({"x": given})
     assert np.shares_memory(result, given)
+
+
+def test_a_scalar_result_has_one_element(load, tmp_path):
+    model = loaded(load, tmp_path, Sum(), max_batch_size=0)
+    assert model.execute({"x": np.float32([1, 2])})[0].tolist() == [3]
 
 
 def test_a_result_that_is_not_there_is_an_error(load, tmp_path):
