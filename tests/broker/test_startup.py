@@ -26,6 +26,16 @@ def test_a_version_is_ready_when_every_instance_is(make_bench):
     assert not bench.core.loading
 
 
+def test_with_gpus_there_is_an_instance_on_each_and_it_is_told_so(make_bench):
+    bench = make_bench(gpus=(0, 1))
+    bench.load()
+    for key in bench.alive:
+        bench.hello(key)
+    told = [bench.inbox[key][0].args for key in bench.alive]
+    assert [args["model_instance_kind"] for args in told] == ["GPU", "GPU"]
+    assert [args["model_instance_device_id"] for args in told] == ["0", "1"]
+
+
 def test_auto_completion_runs_in_a_process_of_its_own_first(make_bench):
     bench = make_bench(auto_complete=True)
     bench.load()
