@@ -98,12 +98,13 @@ class OpenRequest:
             self._ended = True
         return failed(self.message.id, text)
 
-    def send_failure(self, text: str) -> None:
-        """The same, sent at once."""
+    def send_failure(self, text: str) -> bool:
+        """The same, sent at once; whether there was anything to send."""
         failure = self.fail(text)
         if failure is not None:
             with contextlib.suppress(TritonModelException):  # it is too late
                 self._send(failure, [])
+        return failure is not None
 
     def reschedule(self) -> bool:
         """To be answered when it comes again; False if it has been already."""

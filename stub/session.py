@@ -190,8 +190,9 @@ class Session:
             failure = self._failures.text(self._must_return_none())
         else:
             return
-        for each in opened:
-            each.send_failure(failure)
+        told = [each.send_failure(failure) for each in opened]
+        if not any(told):
+            self._failures.log(failure)  # no client is told, so nobody else logs it
 
     # --- what it has returned
 
@@ -237,7 +238,7 @@ class Session:
     def _fail_all(self, opened: List[OpenRequest], failure: str) -> List[Final]:
         finals = [(each, response) for each in opened for response in [each.fail(failure)] if response is not None]
         if opened and not finals:
-            self._failures.log(failure)  # no client is told, so nobody else logs it
+            self._failures.log(failure)  # as above
         return finals
 
     def _answer_all(self, opened: List[OpenRequest], returned: Optional[List[Any]], frames: List[bytes]) -> List[Final]:
