@@ -32,11 +32,12 @@ class _Waiter(NamedTuple):
 class Bus:
     """``handlers`` say what to do with each kind of message, in whichever thread reads: they must not block."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, main: Optional[int] = None) -> None:
+        """``main`` is the thread that executes, if it is not the process's main thread."""
         self.handlers: Dict[type, Handler] = {}
         self.before_wait: Callable[[], None] = lambda: None  # of the main thread
         self._channel = channel
-        self._main = threading.main_thread().ident
+        self._main = main or threading.main_thread().ident
         self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
         self._reader: Optional[threading.Thread] = None
         self._switching = threading.Lock()
