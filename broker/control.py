@@ -44,6 +44,7 @@ from broker.startup import Startup, end_processes
 from metrics.recorder import Recorder
 from protocol.errors import InvalidArgument, ServingError, Unavailable
 from protocol.messages import TOLD, Control, Told
+from protocol.versions import parse_version
 
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 NOT_READY = "Server not ready"
@@ -378,18 +379,6 @@ def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
 def override_of(message: Control) -> Override | None:
     """A model says "" for no configuration."""
     return Override(message.config or None, message.files or {}) if message.config or message.files else None
-
-
-def parse_version(text: str) -> int:
-    """-1 for "". Raises InvalidArgument."""
-    if not text:
-        return -1
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
-            "integral value > 0"
-        )
-    return int(text)
 
 
 def load_failed(generation: Generation) -> InvalidArgument:

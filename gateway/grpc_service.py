@@ -23,7 +23,6 @@ from gateway.grpc_tensors import (
     encode_response,
     parse_message,
     parse_request,
-    parse_version,
     varint,
 )
 from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
@@ -32,6 +31,7 @@ from gateway.refusals import NO_REPOSITORY_NAME, SHM_DISABLED
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.signature import IndexEntry
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
+from protocol.versions import parse_version
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"

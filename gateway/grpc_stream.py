@@ -24,11 +24,11 @@ from gateway.grpc_tensors import (
     decode_parameters,
     encode_response,
     parse_request,
-    parse_version,
     varint,
 )
 from gateway.proto import service_pb2
 from protocol.errors import ServingError
+from protocol.versions import parse_version
 
 FINAL_RESPONSE = "triton_final_response"
 INFER_RESPONSE_TAG = b"\x12"  # ModelStreamInferResponse field 2, length-delimited

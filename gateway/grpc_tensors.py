@@ -10,7 +10,6 @@ they are appended behind the serialized rest. On the wire both are plain repeate
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -117,22 +116,6 @@ def parse_message(kind: Any, data: bytes) -> Any:
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
-
-
-def parse_version(text: str) -> int:
-    """A model version as gRPC carries it: "" is -1, and like C++'s stol what follows the digits is ignored."""
-    if not text:
-        return -1
-    digits = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
-    version = int(digits[1][:24]) if digits else 2**63
-    if not -(2**63) <= version < 2**63:
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{text}' (details: stol), "
-            "version should be an integral value > 0"
-        )
-    if version < 0:
-        raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
-    return version
 
 
 def decode_call(parsed: ParsedRequest, signature: Signature, parameters: DecodedParameters) -> InferCall:
