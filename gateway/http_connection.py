@@ -322,6 +322,8 @@ class Connection(asyncio.BufferedProtocol):
         if first:
             head = _STATUS_LINES[answer.status] + answer.content_type + b"\r\n"
             head += _CHUNKED if chunked else b""
+            form = self._request.headers.get(b"endpoint-load-metrics-format")
+            head += b"" if form is None else self._endpoints.load_report(form)
             piece = self._ended_head(head, self._request, chunked and self._goes_on(self._request)) + piece
         self._transport.write(piece)
 

@@ -9,6 +9,7 @@ import errno
 from gateway.dataplane import DataPlane
 from gateway.http_connection import Connection
 from gateway.http_routes import Endpoints
+from metrics.custom import CustomMetrics
 from protocol.errors import Unavailable
 
 _BACKLOG = 1024
@@ -18,12 +19,19 @@ _RECEIVE_NBYTES = 256 << 10
 class HttpFront:
     """Runs on the loop that calls ``start``. Connections are its own; the data plane is not."""
 
-    def __init__(self, dataplane: DataPlane, address: str, port: int, max_input_size: int = 67108864) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        address: str,
+        port: int,
+        max_input_size: int = 67108864,
+        custom_metrics: CustomMetrics | None = None,
+    ) -> None:
         self.address = address
         self.port = port
         self.connections: set[Connection] = set()
         self._dataplane = dataplane
-        self._endpoints = Endpoints(dataplane, max_input_size)
+        self._endpoints = Endpoints(dataplane, max_input_size, custom_metrics)
         self._receive_view = memoryview(bytearray(_RECEIVE_NBYTES))
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()

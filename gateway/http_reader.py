@@ -27,7 +27,14 @@ _MAX_CHUNKS = 65536
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
 _WANTED = frozenset(
-    (b"content-length", b"inference-header-content-length", b"content-encoding", b"accept-encoding", b"expect")
+    (
+        b"content-length",
+        b"inference-header-content-length",
+        b"content-encoding",
+        b"accept-encoding",
+        b"expect",
+        b"endpoint-load-metrics-format",
+    )
 )
 
 

@@ -13,9 +13,11 @@ from gateway import http_json, log_settings
 from gateway.dataplane import DataPlane
 from gateway.http_control import load_parameters, unloads_dependents
 from gateway.http_json import MISSING, JsonError
+from gateway.load_report import load_report
 from gateway.model_metadata import TensorMetadata
 from gateway.refusals import NO_REPOSITORY_NAME, SHM_DISABLED
 from gateway.status import HTTP_STATUS
+from metrics.custom import CustomMetrics
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable, Unsupported
 from protocol.signature import IndexEntry, Signature
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics, ResponseStatistics
@@ -149,14 +151,20 @@ def for_model(route: Route, ask: Callable[[str, int], T]) -> T:
 class Endpoints:
     """Each method answers one endpoint; ServingErrors become error bodies in ``answer``."""
 
-    def __init__(self, dataplane: DataPlane, max_input_size: int) -> None:
+    def __init__(self, dataplane: DataPlane, max_input_size: int, custom_metrics: CustomMetrics | None = None) -> None:
         self._dataplane = dataplane
+        self._custom_metrics = custom_metrics
         self.max_input_size = max_input_size
         self.exiting = False
 
     def signature(self, route: Route) -> Signature:
         """Raises ServingError."""
         return for_model(route, self._dataplane.signature)
+
+    def load_report(self, form: bytes) -> bytes:
+        """A header of the answer to a request that wants it in this form, or none."""
+        report = load_report(self._custom_metrics, form.decode("latin-1"))
+        return b"endpoint-load-metrics: %b\r\n" % report.encode() if report else b""
 
     def answer(self, route: Route, body: bytes) -> HttpResponse:
         endpoint: Callable[[Route, bytes], HttpResponse] = getattr(self, route.endpoint)

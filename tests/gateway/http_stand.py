@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from gateway.http_front import HttpFront
+from metrics.custom import CustomMetrics
 from tests.gateway.fake_bus import FakeBus, add_models, memory_in_use
 
 DEADLINE_S = 20
@@ -68,9 +69,10 @@ class Client:
 class Stand:
     """A front over a fake bus, and clients."""
 
-    def __init__(self, bus: FakeBus, front: HttpFront) -> None:
+    def __init__(self, bus: FakeBus, front: HttpFront, metrics: CustomMetrics) -> None:
         self.bus = bus
         self.front = front
+        self.metrics = metrics
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -93,11 +95,12 @@ async def serve_http(directory: str, test: Test) -> None:
     """Runs a test's coroutine beside a front, and looks for memory that it left behind."""
     bus = FakeBus(directory)
     add_models(bus)
-    front = HttpFront(bus.plane, "127.0.0.1", 0)
+    metrics = CustomMetrics()
+    front = HttpFront(bus.plane, "127.0.0.1", 0, custom_metrics=metrics)
     await front.start()
     try:
         async with asyncio.timeout(DEADLINE_S):
-            await test(Stand(bus, front))
+            await test(Stand(bus, front, metrics))
             await front.drain(0)
         for entry in bus.held:
             entry.run()

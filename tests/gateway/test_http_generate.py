@@ -411,3 +411,20 @@ def test_a_client_that_leaves_without_reading_gives_all_memory_back(run: Run) ->
         entry.answer()
 
     run(test)
+
+
+def test_the_load_is_reported_to_who_wants_to_know(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.metrics.new_family("stub", 1, "nv_trt_llm_kv_cache_block_metrics", "", "gauge")
+        for number, kind in enumerate(("used", "max", "tokens_per")):
+            stand.metrics.new_metric("stub", number, 1, {"kv_cache_block_type": kind}, None)
+            stand.metrics.update("stub", number, "set", 8)
+        wanted = "Endpoint-Load-Metrics-Format: text\r\n"
+        report = "TEXT named_metrics.kv_cache_utilization=1.000000, named_metrics.max_token_capacity=64"
+        async with stand.client() as client:
+            for headers, expected in (("", None), (wanted, report)):
+                client.send(ask("id_fp32", {"INPUT0": 1}, headers=headers))
+                assert (await client.head()).headers.get("endpoint-load-metrics") == expected
+                await client.chunks()
+
+    run(test)
