@@ -173,7 +173,13 @@ class Server:
         from gateway.http_front import HttpFront
 
         settings = self._settings
-        front = HttpFront(dataplane, settings.http_address, settings.http_port, settings.http_max_input_size)
+        front = HttpFront(
+            dataplane,
+            settings.http_address,
+            settings.http_port,
+            settings.http_max_input_size,
+            self.recorder.custom,
+        )
         await _listen("HTTP", front)
         self._http = front
         log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
