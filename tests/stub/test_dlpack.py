@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Tuple
+from typing import Any, Callable, Tuple
 
 import numpy as np
 import pytest
@@ -174,3 +174,22 @@ def test_strings_have_no_dlpack_form() -> None:
     tensor = pb_utils.Tensor("A", np.array([b"x"], dtype=object))
     with pytest.raises(pb_utils.TritonModelException, match="DLPack does not have support for string tensors"):
         tensor.to_dlpack()
+
+
+def test_a_response_of_foreign_memory_can_be_sent_again_and_again(load: Callable[..., Any]) -> None:
+    loaded = load(
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                tensor = pb_utils.get_input_tensor_by_name(requests[0], "IN")
+                response = pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", tensor.to_dlpack())])
+                for _ in range(3):
+                    sender.send(response)
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        model_transaction_policy={"decoupled": True},
+    )
+    *responses, last = loaded.execute(loaded.request({"IN": np.arange(3, dtype=np.float32)})).responses
+    assert [loaded.outputs(response)[0].array.tolist() for response in responses] == [[0, 1, 2]] * 3
+    assert last.final
