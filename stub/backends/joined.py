@@ -5,7 +5,7 @@ Pure, and for arrays of any library whose arrays have ``shape`` and can be slice
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
 
 Arrays = Dict[str, Any]
 
@@ -31,26 +31,38 @@ class Joined(NamedTuple):
         return parts
 
 
-def join(inputs: Sequence[Arrays], batching: bool, concatenate: Callable[[List[Any]], Any]) -> Iterator[Joined]:
+def join(
+    inputs: Sequence[Arrays],
+    batching: bool,
+    concatenate: Callable[[List[Any]], Any],
+    ragged: AbstractSet[str] = frozenset(),
+) -> Iterator[Joined]:
     """Requests with the same inputs, alike in all but the first dimension, become one; of a lone one nothing is copied.
 
-    ``inputs`` are the arrays of each request.
+    ``inputs`` are the arrays of each request. The elements of those that are ``ragged`` follow each other, whatever
+    their shape.
     """
     alike: Dict[Any, List[int]] = {}
     for position, arrays in enumerate(inputs):
-        alike.setdefault(_form(arrays) if batching else position, []).append(position)
+        alike.setdefault(_form(arrays, ragged) if batching else position, []).append(position)
     for members in alike.values():
-        first = inputs[members[0]]
         rows = [_rows(inputs[member]) for member in members]
+        flat = [_flat(inputs[member], ragged) for member in members]
         if len(members) == 1:
-            yield Joined(members, rows, first)
+            yield Joined(members, rows, flat[0])
         else:
-            whole = {name: concatenate([inputs[member][name] for member in members]) for name in first}
-            yield Joined(members, rows, whole)
+            yield Joined(members, rows, {name: concatenate([arrays[name] for arrays in flat]) for name in flat[0]})
 
 
-def _form(arrays: Arrays) -> Any:
-    return tuple((name, str(array.dtype), tuple(array.shape[1:])) for name, array in sorted(arrays.items()))
+def _form(arrays: Arrays, ragged: AbstractSet[str]) -> Any:
+    return tuple(
+        (name, str(array.dtype), () if name in ragged else tuple(array.shape[1:]))
+        for name, array in sorted(arrays.items())
+    )
+
+
+def _flat(arrays: Arrays, ragged: AbstractSet[str]) -> Arrays:
+    return {name: array.reshape(-1) if name in ragged else array for name, array in arrays.items()}
 
 
 def _rows(arrays: Arrays) -> int:

@@ -324,3 +324,50 @@ def test_many_clients_at_once_get_their_own_answers(repository: Repository, star
     results = together(8, [lambda array=array: infer(server, {"X": array}) for array in given])
     assert all(np.array_equal(result, array) for result, array in zip(results, given, strict=True))
     eventually(lambda: server.statistics("m")["success"]["count"] == 100)
+
+
+RAGGED = """
+backend: "onnxruntime"
+max_batch_size: 8
+input [{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }]
+batch_input [{
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "ENDS" data_type: TYPE_INT32 source_input: "X"
+}]
+dynamic_batching { max_queue_delay_microseconds: 200000 }
+instance_group [{ count: 1 kind: KIND_CPU }]
+"""
+
+
+def sums_of_ragged_rows() -> Any:
+    """Y has the sum of each request: the differences of the running total at the ends."""
+    nodes = [
+        helper.make_node("CumSum", ["X", "zero"], ["total"]),
+        helper.make_node("Concat", ["nothing", "total"], ["totals"], axis=0),
+        helper.make_node("Gather", ["totals", "ENDS"], ["at_ends"]),
+        helper.make_node("Slice", ["at_ends", "first", "last", "zeros"], ["after"]),
+        helper.make_node("Slice", ["at_ends", "zeros", "before_last", "zeros"], ["before"]),
+        helper.make_node("Sub", ["after", "before"], ["sums"]),
+        helper.make_node("Unsqueeze", ["sums", "first"], ["Y"]),
+    ]
+    constants = {
+        "zero": np.int64(0),
+        "nothing": np.float32([0]),
+        "zeros": np.int64([0]),
+        "first": np.int64([1]),
+        "before_last": np.int64([-1]),
+        "last": np.int64([2**31]),
+    }
+    initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    inputs = [value("X", FLOAT, "N"), value("ENDS", TensorProto.INT32, "M")]
+    return make(nodes, inputs, [value("Y", FLOAT, "B", 1)], initializers)
+
+
+def test_requests_of_any_length_run_as_one(repository: Repository, start: Start) -> None:
+    add(repository, sums_of_ragged_rows(), RAGGED)
+    server = start()
+    given = [np.full((1, length), length, np.float32) for length in (1, 2, 3, 4, 5, 6, 7, 8)]
+    results = together(8, [lambda array=array: infer(server, {"X": array}) for array in given])
+    assert [result.tolist() for result in results] == [[[array.sum()]] for array in given]
+    row = server.get("/v2/models/m/stats").json["model_stats"][0]
+    assert (row["inference_count"], row["execution_count"]) == (8, 1)

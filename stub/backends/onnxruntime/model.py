@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ..joined import Arrays, Joined, join
     from .execution_providers import CPU, CUDA, providers
     from .onnx_graph import Config, Graph, GraphTensor, check, complete, is_complete
+    from .ragged_batch import batch_inputs, ragged_inputs, scatter, scattered_outputs
 else:
     from _tensorbus_app.stub.backends.joined import join
     from _tensorbus_app.stub.shared import errors
     from _tensorbus_app.stub.user_model import LoadError
     from execution_providers import CPU, CUDA, providers
     from onnx_graph import Graph, GraphTensor, check, complete, is_complete
+    from ragged_batch import batch_inputs, ragged_inputs, scatter, scattered_outputs
 
 _DATA_TYPES = {
     "bool": "BOOL",
@@ -79,15 +81,19 @@ class TritonPythonModel:
         if kind == "GPU" and CUDA not in available:
             pb_utils.Logger.log_warn("model '{}' runs on the CPU: this onnxruntime has no CUDA".format(config["name"]))
         self._run_options = settings.run_options()
+        self._config = config
         self._batching = config.get("max_batch_size", 0) > 0
-        self._outputs = [entry["name"] for entry in config["output"]]
+        self._ragged = ragged_inputs(config) if self._batching else frozenset()
+        self._scattered = scattered_outputs(config)
         self._scalars = {tensor.name for tensor in graph.inputs if tensor.dims == ()}
 
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
         responses: Dict[int, pb_utils.InferenceResponse] = {}
-        for joined in join([self._arrays(request) for request in requests], self._batching, np.concatenate):
+        inputs = [self._arrays(request) for request in requests]
+        for joined in join(inputs, self._batching, np.concatenate, self._ragged):
             members = [requests[position] for position in joined.members]
-            responses.update(zip(joined.members, self._run(joined, members)))
+            given = [inputs[position] for position in joined.members]
+            responses.update(zip(joined.members, self._run(joined, members, given)))
         return [responses[position] for position in range(len(requests))]
 
     def _arrays(self, request: pb_utils.InferenceRequest) -> Arrays:
@@ -97,12 +103,14 @@ class TritonPythonModel:
                 arrays[name] = arrays[name].reshape(())
         return arrays
 
-    def _run(self, joined: Joined, requests: List[Any]) -> List[pb_utils.InferenceResponse]:
+    def _run(self, joined: Joined, requests: List[Any], given: List[Arrays]) -> List[pb_utils.InferenceResponse]:
         asked = {name for request in requests for name in request.requested_output_names()}
-        names = [name for name in self._outputs if name in asked]
+        outputs = [entry for entry in self._config["output"] if entry["name"] in asked]
+        names = [entry["name"] for entry in outputs]
         try:
-            arrays = self._session.run(names, joined.inputs, self._run_options)
-            parts = [joined.split(name, np.atleast_1d(array)) for name, array in zip(names, arrays)]
+            inputs = {**joined.inputs, **batch_inputs(self._config, given)}
+            arrays = self._session.run(names, inputs, self._run_options)
+            parts = [self._parts(joined, entry, array, given) for entry, array in zip(outputs, arrays)]
         except Exception as error:  # ONNX Runtime's have no common class of their own
             failed = pb_utils.TritonError(_text(error))
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]
@@ -110,6 +118,13 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor(name, part[n]) for name, part in zip(names, parts)])
             for n in range(len(requests))
         ]
+
+    def _parts(self, joined: Joined, output: Config, array: Any, given: List[Arrays]) -> List[Any]:
+        """Of an output, one for each request. Raises ValueError."""
+        source = self._scattered.get(output["name"])
+        if source is None:
+            return joined.split(output["name"], np.atleast_1d(array))
+        return scatter(output["name"], array, output["dims"], [arrays[source].shape for arrays in given])
 
 
 def _fed(array: Any) -> Any:

@@ -46,6 +46,15 @@ def test_without_batching_nothing_is_joined():
     assert members(rows((2, 3), (2, 3)), batching=False) == [[0], [1]]
 
 
+def test_the_elements_of_ragged_inputs_follow_each_other():
+    inputs = rows((1, 3), (2, 2))
+    (joined,) = join(inputs, True, np.concatenate, {"X"})
+    assert joined.inputs["X"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert joined.rows == [1, 2]
+    (alone,) = join(inputs[1:], True, np.concatenate, {"X"})
+    assert alone.inputs["X"].shape == (4,) and np.shares_memory(alone.inputs["X"], inputs[1]["X"])
+
+
 def test_outputs_are_taken_apart_by_rows_without_a_copy():
     whole = np.arange(6).reshape(3, 2)
     first, second = Joined([4, 7], [2, 1], {}).split("Y", whole)
