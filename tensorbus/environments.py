@@ -222,7 +222,9 @@ def _python(prefix: str) -> str:
         raise InternalError(
             f"Path {activate} does not exist. The Python environment should contain an 'activate' script."
         )
-    raise InternalError(f"Path {path} does not exist. The Python environment should contain its interpreter.")
+    raise InternalError(
+        f"Path {prefix}/bin/python does not exist. The Python environment should contain its interpreter."
+    )
 
 
 async def _report(python: str, prefix: str) -> Report:

@@ -36,7 +36,9 @@ def _candidates(version: str) -> Iterator[str]:
     yield from map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python")))
     uv = shutil.which("uv")
     if uv:
-        yield subprocess.run([uv, "python", "find", version], capture_output=True, text=True, check=False).stdout.strip()
+        yield subprocess.run(
+            [uv, "python", "find", version], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
 
 def environment(directory: Path, version: str, *requirements: str) -> Path:
