@@ -6,7 +6,7 @@ if a response sender ended it, else in ``fail``.
 
 from __future__ import annotations
 
-from broker.calls import Calls, released
+from broker.calls import Calls, Lease, released
 from broker.events import Action, Answer, Kill, Say
 from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
 from broker.iterative import again
@@ -30,6 +30,8 @@ class Answering:
         self._epoch_ms = epoch_ms
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
         self.calls = Calls(registry)
+        self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
+        self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
         self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
 
     def results(
@@ -135,6 +137,8 @@ class Answering:
     def answer(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]:
+        if response.lease and any(tensor.shared for tensor in response.outputs):
+            self._passed_on.setdefault(origin, set()).add(response.lease)
         if pending.caller is None:
             return [Answer(pending, response, origin, frames)]
         actions, is_read = self.calls.answer(version, pending, response, origin, frames)
@@ -181,10 +185,20 @@ class Answering:
         found = self._roster.serving(origin)
         if found is not None:
             self._releases.add(found[1], lease, now)
+        unread = self._passed_on.get(origin)
+        if unread is not None and lease in unread:
+            unread.remove(lease)
+            if not unread:
+                del self._passed_on[origin]
+                for orphan in self._orphaned.pop(origin, ()):
+                    self.outputs_read(*orphan, now)
 
-    def caller_died(self, instance: Instance, now: int) -> list[Pending]:
+    def caller_died(self, key: str, instance: Instance, now: int) -> list[Pending]:
         """Ends the leases that a dead process has had; returns the calls that it made, which nobody wants now."""
         calls, leases = self.calls.died(instance.index)
+        if key in self._passed_on:
+            self._orphaned[key] = leases
+            return calls
         for origin, lease in leases:
             self.outputs_read(origin, lease, now)
         return calls

@@ -182,7 +182,7 @@ class Core:
         self._releases.take(instance)
         self._requests.touch(version)
         actions = self._instance_died(version, instance, event, now)
-        for call in self._answering.caller_died(instance, now):
+        for call in self._answering.caller_died(event.key, instance, now):
             actions += self._requests.cancel(call.request.id, now)
         return actions + self.readiness.died(event.key, now)
 

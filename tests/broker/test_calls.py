@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, StubSaid
+from broker.events import Cancelled, OutputsRead, StubSaid
 from protocol.errors import ErrorKind
 from protocol.messages import (
     CANCEL_CALL,
@@ -14,9 +14,11 @@ from protocol.messages import (
     CancelCall,
     Execute,
     Executed,
+    Handle,
     Response,
     Results,
     Returned,
+    TensorRef,
 )
 
 
@@ -60,6 +62,22 @@ def test_the_outputs_of_a_call_are_on_lease_until_the_caller_has_read_them_or_di
     pair.die(pair.a)
     pair.sleep(0.2)
     assert [message.released for message in pair.sent(pair.b, Execute) if message.released] == [[1], [2]]
+
+
+def test_outputs_that_a_dead_model_has_passed_on_are_on_lease_until_its_responses_were_read(pair):
+    pair.submit("a")
+    pair.turn()
+    pair.call(pair.a, "b", number=1)
+    pair.answer(pair.b, lease=5)
+    passed_on = TensorRef("OUT", "FP32", (1,), Handle("b's", 128, 4), True)
+    batch = pair.take_batch(pair.a)
+    pair.results(pair.a, [Executed(batch.id, 0, 0, 0, False, [Response(batch.requests[0].id, [passed_on], 1)])])
+    pair.die(pair.a)
+    pair.sleep(0.2)
+    assert not [message for message in pair.sent(pair.b, Execute) if message.released]
+    pair.tell(OutputsRead(pair.a, 1))
+    pair.sleep(0.2)
+    assert [message.released for message in pair.sent(pair.b, Execute) if message.released] == [[5]]
 
 
 def test_the_caller_is_told_when_its_retained_inputs_are_in_use_no_more(pair):
