@@ -7,7 +7,7 @@ import pytest
 
 from broker import repository
 from broker.repository import LogLine
-from protocol.errors import InternalError, InvalidArgument
+from protocol.errors import InternalError, InvalidArgument, NotFound
 
 CONFIG = 'backend: "python"\n'
 
@@ -211,3 +211,57 @@ def test_a_configuration_that_is_a_pipe_is_a_failed_poll(models):
     found = scan(models)
     assert [directory.name for directory in found.models] == ["good"]
     assert [failure.text.rpartition(": ")[2] for failure in found.failures] == ["Not a regular file"]
+
+
+def test_only_the_models_named_are_polled(models):
+    for name in "abc":
+        add(models, name)
+    found = scan(models, only=("c", "a", "nope"))
+    assert [directory.name for directory in found.models] == ["a", "c"]
+    assert [(failure.name, failure.is_missing) for failure in found.failures] == [("nope", True)]
+    assert found.log == [LogLine("E", "failed to poll model 'nope': model not found in any model repository.")]
+
+
+def test_a_model_is_located_by_its_name_alone(models, tmp_path):
+    add(models, "m")
+    (tmp_path / "other" / "twice").mkdir(parents=True)
+    add(models, "twice")
+    places = [str(models), str(tmp_path / "other")]
+    assert repository.locate("m", places) == str(models / "m")
+    for name in ("nope", "..", ".", "", "m/1", "twice"):
+        with pytest.raises(NotFound):
+            repository.locate(name, places)
+    assert repository.names(places) == {"m": "", "twice": "model appears in two or more repositories"}
+
+
+def test_a_configuration_given_takes_the_place_of_the_file(models):
+    path = add(models, "m", config="nonsense")
+    directory = repository.poll("m", str(path), config_json='{"maxBatchSize": 3}')
+    assert (directory.config.max_batch_size, directory.config.backend) == (3, "python")
+    for text in ("", "[]", "nonsense", '{"nope": 1}'):
+        with pytest.raises(InvalidArgument, match=r"^Invalid config override: "):
+            repository.poll("m", str(path), config_json=text)
+
+
+def test_a_fingerprint_changes_with_any_file_and_not_with_what_python_leaves(models, tmp_path):
+    path = add(models, "m")
+    seen = [repository.fingerprint(str(path))]
+    (path / "1" / "__pycache__").mkdir()
+    (path / "1" / "__pycache__" / "model.pyc").write_text("x")
+    assert repository.fingerprint(str(path)) == seen[0]
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for change in (
+        lambda: (path / "1" / "model.py").write_text("x"),
+        lambda: os.utime(path / "1" / "model.py", (1, 1)),  # older is different, too
+        lambda: (path / "2").mkdir(),
+        lambda: (path / "labels.txt").touch(),
+        lambda: (path / "labels.txt").rename(path / "names.txt"),
+        lambda: (path / "1" / "data").symlink_to(linked),
+        lambda: (linked / "weights").write_text("x"),
+        lambda: (path / "1" / "dangling").symlink_to("nowhere"),
+        lambda: (path / "1" / "again").symlink_to(path),
+    ):
+        change()
+        seen.append(repository.fingerprint(str(path)))
+    assert len(set(seen)) == len(seen)
