@@ -40,6 +40,7 @@ class Channel:
 
     def __init__(self, bus: str, key: str) -> None:
         self._pid = os.getpid()
+        self._wake_read, self._wake_write = os.pipe()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.routing_id = key.encode()
@@ -50,7 +51,6 @@ class Channel:
         self._timeout_ms = -1  # the socket's own
         self._closed = False
         self._lock = threading.RLock()  # a signal handler of the model may log while we send
-        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._poll = select.poll()
@@ -129,6 +129,11 @@ class Channel:
                 self._context.term()
             finally:
                 self._lock.release()
+
+    def __del__(self) -> None:
+        """Not before: nothing may write to a descriptor that is another's by then."""
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
 
     def _has_message(self) -> bool:
         return bool(int(self._socket.get(_EVENTS)) & _POLLIN)

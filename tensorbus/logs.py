@@ -178,6 +178,15 @@ class _Bridge(logging.Handler):
 _log = ServerLog(LogSettings())  # of this process, as structlog's configuration is
 
 
+def configure_as_guest(settings: LogSettings) -> ServerLog:
+    """The log of a server in a process that is not its own: how others log there stays as it is. Raises OSError."""
+    global _log
+    log = _log = ServerLog(settings)
+    if not structlog.is_configured():
+        structlog.configure(processors=[], wrapper_class=_Logger, logger_factory=lambda *_: _log)
+    return log
+
+
 def configure(settings: LogSettings, escape: bool = True) -> ServerLog:
     """Send every event of this process to the log that is returned. Raises OSError (the log file)."""
     global _log

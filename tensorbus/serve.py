@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import secrets
@@ -23,7 +24,7 @@ from broker.settings import BrokerSettings
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
-from protocol.errors import InternalError, InvalidArgument, ServingError, Unavailable
+from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import Handle
 from shm.errors import ShmFull
 from shm.segment import default_directory
@@ -33,6 +34,7 @@ from stub.launcher import Launcher
 from tensorbus import gpus
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
+from tensorbus.functions import Functions
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.log_outlet import Outlet
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
@@ -74,6 +76,7 @@ class Server:
         self._backends = backends.scan((settings.backend_directory, _BACKENDS), settings.backend_values)
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
+        self.functions = Functions(bus, self._launcher, self._on_thread_exit)
         broker_settings = BrokerSettings(
             bus=bus,
             shm_directory=self._shm_directory,
@@ -90,8 +93,8 @@ class Server:
             self._core(broker_settings),
             broker_settings,
             self._reader,
-            self._launcher.spawn,
-            self._launcher.kill,
+            self.functions.spawn,
+            self.functions.kill,
             environments.interpreter,
             self.repositories,
             _said,
@@ -117,14 +120,17 @@ class Server:
     def _on_exit(self, key: str, status: int) -> None:
         self.broker.stub_died(key, status)
 
+    def _on_thread_exit(self, key: str, status: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._on_exit, key, status)
+
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self.broker.start()
         await self._launcher.start()
         # The fronts' imports take as long as a model's: both at once.
         fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts, self._settings)
         settings = self._settings
-        if not settings.model_repository:
-            raise InvalidArgument("--model-repository must be specified")
         for flag in settings.ignored_flags:
             log.warning(f"--{flag} has no effect here")
         await self.repositories.load(self.broker, settings.models_at_start)
@@ -138,7 +144,7 @@ class Server:
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
         bus = EmbeddedBus(self.broker)
-        dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
+        dataplane = self.dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
         self.broker.post(StartServing())
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
@@ -212,6 +218,12 @@ class Server:
             if trim.due(dataplane.large_calls):
                 await asyncio.to_thread(malloc_trim)
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """Of the services that listen: "http", "grpc", "metrics"."""
+        services = {"http": self._http, "grpc": self._grpc, "metrics": self._metrics}
+        return {name: service.port for name, service in services.items() if service is not None}
+
     # --- stop -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> bool:
@@ -230,6 +242,7 @@ class Server:
         if self._metrics is not None:
             self._metrics.close()
         await self._launcher.close()
+        await asyncio.to_thread(self.functions.close)
         self.broker.close()
         self._reader.close()
         self._store.close()
@@ -296,6 +309,8 @@ def _said(line: ModelSaid) -> None:
 
 async def serve(settings: ServeSettings) -> int:
     """Until SIGINT or SIGTERM; the exit code. A second signal ends it at once."""
+    if not settings.model_repository:
+        return _failed("Invalid argument - --model-repository must be specified")
     try:
         with run_directory() as run_dir:
             return await _serve(Server(settings, run_dir))

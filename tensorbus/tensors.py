@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.calls import InputTensor, OutputTensor
+from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument
 from stub.bytes_tensor import join_elements, object_array, split_elements
 from stub.numpy_types import DATATYPE, DTYPE
+from stub.tensor import Tensor
 
 Array = NDArray[Any]
 
@@ -39,6 +42,40 @@ def output_array(output: OutputTensor) -> Array:
         return object_array(split_elements(data), shape)
     dtype = _BF16_BITS if datatype == "BF16" else DTYPE[datatype]
     return np.frombuffer(bytearray(data), dtype).reshape(shape)
+
+
+def datatype_of(name: str, dtype: Any) -> str:
+    """The datatype of a NumPy dtype, or of a datatype's own name. Raises InvalidArgument."""
+    if isinstance(dtype, str) and dtype.removeprefix("TYPE_") in ITEMSIZE:
+        return dtype.removeprefix("TYPE_")
+    try:
+        given = np.dtype(dtype)
+    except TypeError:
+        raise InvalidArgument(f"'{dtype}' of tensor '{name}' is no dtype") from None
+    datatype = "BYTES" if given.kind in "OSU" else DATATYPE.get(given)
+    if datatype is None:
+        raise InvalidArgument(f"tensor '{name}' has dtype {given}, which no datatype stands for")
+    return datatype
+
+
+def output_tensor(function: str, name: str, datatype: str, value: Any) -> Tensor:
+    """What a function has returned; lists and numbers become arrays. Raises TypeError for another dtype."""
+    if not isinstance(value, np.ndarray):
+        value = np.asarray(value, DTYPE.get(datatype, np.dtype(object)))
+    if value.dtype.kind == "U":
+        value = value.astype(object)
+    if datatype_of(name, value.dtype) != datatype:
+        raise TypeError(f"output '{name}' of function '{function}' is to be {datatype}, not {value.dtype}")
+    return Tensor(name, value)
+
+
+def concatenated(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def split(result: Any, sizes: Sequence[int]) -> list[Array]:
+    """Shares of so many entries each."""
+    return [result] if len(sizes) == 1 else np.split(np.asarray(result), np.cumsum(sizes)[:-1])
 
 
 def read_npz(path: str) -> list[InputTensor]:
