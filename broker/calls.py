@@ -36,24 +36,23 @@ class Calls:
             version = self._target(message)
             pending = self._request(version, message, caller, frames, now)
         except ServingError as error:
-            raise InternalError(f"Model {model} - Error when running inference: {error}") from None
+            raise call_failed(model, error) from None
         self._calls[caller.key, caller.call] = pending
         self._of.setdefault(caller.instance, {})[pending.request.id] = pending
         return version, pending
 
     def _target(self, message: Call) -> ModelVersion:
         model = message.request.model
-        not_ready = InternalError(f"Failed for execute the inference request. Model '{model}' is not ready.")
         try:
             version = self._registry.find(model, message.request.version)
         except Unavailable:
-            raise not_ready from None
+            raise not_ready(model) from None
         except NotFound:
             if message.request.version < 0 and self._registry.knows(model):
-                raise not_ready from None
+                raise not_ready(model) from None
             raise
         if version.dead_instance() is not None:
-            raise not_ready
+            raise not_ready(model)
         if version.config.decoupled and not message.decoupled:
             raise InternalError(
                 f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
@@ -132,6 +131,15 @@ class Calls:
         open_calls = {pending.request.id for pending in self._calls.values()}
         assert open_calls == {id for calls in self._of.values() for id in calls}
         assert open_calls <= living, open_calls - living
+
+
+def call_failed(model: str, cause: ServingError) -> InternalError:
+    """What a calling model is told of a call that was not even queued."""
+    return InternalError(f"Model {model} - Error when running inference: {cause}")
+
+
+def not_ready(model: str) -> InternalError:
+    return InternalError(f"Failed for execute the inference request. Model '{model}' is not ready.")
 
 
 def released(pending: Pending) -> Action:

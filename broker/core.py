@@ -78,12 +78,14 @@ class Core:
         self._roster = Roster()
         self._releases = Releases(settings.release_delay_ns)
         self._answering = Answering(self.registry, self._roster, self._releases, epoch_ms)
-        self._requests = Requests(settings, self.registry, self._roster, self._releases, self._answering)
+        self.readiness = Readiness(settings.is_ready_timeout_ns)
+        self._requests = Requests(
+            settings, self.registry, self._roster, self._releases, self._answering, self.readiness.ask
+        )
         self._startup = Startup(
             settings, self.registry, self._roster, probe, nonce, lambda *settled: self._control.settled(*settled)
         )
         self._recovery = Recovery(settings, self._roster, self._answering.fail, self._answering.count_ended)
-        self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._control = ModelControl(
             settings,
             self.registry,

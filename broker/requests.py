@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from heapq import heappop, heappush
 
 from broker.answering import Answering, refusal
+from broker.calls import call_failed, not_ready
 from broker.deadlock import is_stuck
 from broker.events import Action, Answer, Send, Submitted
 from broker.instance import Dispatched, Instance, not_healthy
 from broker.iterative import begin
 from broker.model import ModelVersion
 from broker.queue import Caller, Frames, Pending
+from broker.readiness import Then
 from broker.registry import Registry
 from broker.releases import Releases
 from broker.roster import Roster
 from broker.scheduler import assign
 from broker.settings import BrokerSettings
 from metrics.recorder import REJECTED
-from protocol.errors import STOPPING, Cancelled, InternalError, ServingError, Unavailable
+from protocol.errors import STOPPING, Cancelled, InternalError, NotFound, ServingError, Unavailable
 from protocol.messages import (
     ANSWERED,
     CANCEL,
@@ -44,12 +47,15 @@ class Requests:
         roster: Roster,
         releases: Releases,
         answering: Answering,
+        ask_ready: Callable[[ModelVersion, int, Then], list[Action]],
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._roster = roster
         self._releases = releases
         self._answering = answering
+        self._ask_ready = ask_ready
+        self._early_calls: set[tuple[str, int]] = set()  # of models that have still to say whether they are ready
         self._waiting_calls: list[Pending] = []  # that came in this turn
         self._dirty: dict[ModelVersion, None] = {}  # work may have become assignable; an ordered set
         self._again: dict[ModelVersion, int] = {}  # when a batch has waited for long enough
@@ -72,6 +78,33 @@ class Requests:
 
     def call(self, key: str, message: Call, frames: Frames, now: int) -> list[Action]:
         """A model's own request; it comes while the server stops, too, or what is in flight could not be finished."""
+        target = self._asked_before(message)
+        if target is None:
+            return self._open(key, message, frames, now)
+        self._early_calls.add((key, message.call))
+        return self._ask_ready(target, now, partial(self._open_if_ready, key, message, frames))
+
+    def _asked_before(self, message: Call) -> ModelVersion | None:
+        """The version that is called, if it has ``is_ready``."""
+        try:
+            version = self._registry.servable(message.request.model, message.request.version)
+        except NotFound:
+            return None
+        asks = version is not None and any(instance.asks_ready for instance in version.instances)
+        return version if asks else None
+
+    def _open_if_ready(
+        self, key: str, message: Call, frames: Frames, error: ServingError | None, now: int
+    ) -> list[Action]:
+        if (key, message.call) not in self._early_calls:
+            return [_refused(key, message, Cancelled(""))]
+        self._early_calls.discard((key, message.call))
+        if error is not None:
+            model = message.request.model
+            return [_refused(key, message, call_failed(model, not_ready(model)))]
+        return self._open(key, message, frames, now)
+
+    def _open(self, key: str, message: Call, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)
         if found is None:
             return []
@@ -81,7 +114,7 @@ class Requests:
         try:
             version, pending = self._answering.calls.open(message, caller, frames, now)
         except ServingError as error:
-            return [Send(key, Answered(ANSWERED, message.call, refusal(0, error), ""))]
+            return [_refused(key, message, error)]
         if message.waits:
             self._waiting_calls.append(pending)
         return self._enqueue(version, pending, now)
@@ -118,6 +151,7 @@ class Requests:
     # --- nobody wants it any more ---------------------------------------------------------------------------------
 
     def cancel_call(self, key: str, message: CancelCall, frames: Frames, now: int) -> list[Action]:
+        self._early_calls.discard((key, message.call))
         pending = self._answering.calls.find(key, message.call)
         return [] if pending is None else self.cancel(pending.request.id, now)
 
@@ -221,6 +255,10 @@ class Requests:
     def _send(self, instance: Instance, batches: list[Batch], frames: Frames) -> Send:
         message = Execute(EXECUTE, batches, self._releases.take(instance))
         return Send(instance.key, message, frames, instance.shared)
+
+
+def _refused(key: str, message: Call, error: ServingError) -> Send:
+    return Send(key, Answered(ANSWERED, message.call, refusal(0, error), ""))
 
 
 def _all_unwanted(pendings: Iterable[Pending]) -> bool:

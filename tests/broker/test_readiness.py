@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.events import AskedReady, Say, StopServing, StubSaid, TellReady
-from protocol.messages import IS_READY, READY, AskReady, IsReady, Ready
+from protocol.messages import CANCEL_CALL, IS_READY, READY, Answered, AskReady, CancelCall, IsReady, Ready
 from tests.broker.conftest import NONCE, Bench
 
 TIMEOUT_S = 5.0
@@ -256,3 +256,57 @@ def test_everybody_is_told_exactly_once(events):
             asking.sleep(1 if event == "sleep" else 4)
     asking.sleep(TIMEOUT_S)
     assert len(asking.answers) == asked
+
+
+# --- calls between models -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(asking) -> Asking:
+    """The model "m", which has ``is_ready``, and a "caller" of it."""
+    asking.load("caller")
+    asking.caller = next(reversed(asking.alive))
+    asking.hello(asking.caller)
+    asking.loaded(asking.caller)
+    return asking
+
+
+def errors(bench: Asking) -> list[str]:
+    responses = [message.response for message in bench.sent(bench.caller, Answered)]
+    return [response.error[1] for response in responses if response.error]
+
+
+def test_a_call_goes_to_a_model_that_says_it_is_ready(called):
+    [key] = called.keys
+    called.call(called.caller, "m", number=3)
+    assert called.held(key) == []
+    called.says(key, 1, True)
+    called.turn()
+    assert len(called.held(key)) == 1
+    called.answer(key)
+    assert [message.call for message in called.sent(called.caller, Answered)] == [3] and errors(called) == []
+
+
+def test_a_call_of_a_model_that_is_not_ready_fails(called):
+    called.call(called.caller, "m")
+    called.says(called.keys[0], 1, False)
+    assert errors(called) == [
+        "Model m - Error when running inference: Failed for execute the inference request. Model 'm' is not ready."
+    ]
+    assert called.held(called.keys[0]) == []
+
+
+def test_a_call_may_be_given_up_before_its_model_has_said_whether_it_is_ready(called):
+    called.call(called.caller, "m", number=3)
+    called.tell(StubSaid(called.caller, CancelCall(CANCEL_CALL, 3), ()))
+    called.says(called.keys[0], 1, True)
+    called.turn()
+    assert errors(called) == [""] and called.held(called.keys[0]) == []
+
+
+def test_a_caller_that_dies_meanwhile_is_not_waited_for(called):
+    called.call(called.caller, "m")
+    called.die(called.caller)
+    called.says(called.keys[0], 1, True)
+    called.turn()
+    assert called.held(called.keys[0]) == []
