@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,15 +13,24 @@ import pytest
 
 from tests.stub.test_names_of_the_user import HOSTILE, write_model
 from tests.system import pythons
-from tests.system.conftest import CONFIG, Repository, Server, Start, serving
+from tests.system.conftest import CONFIG, Repository, Server, Start, eventually, serving
+from tests.tensorbus.test_archive import member, write
+from tests.tensorbus.test_environments import environment, pack
 
-# Answers the characters of sys.version.
-SAYS_VERSION = """
+LOADING_S = 90  # pip is slow
+
+# Answers the characters of a text.
+SAYS = """
 def execute(self, requests):
-    told = np.array([ord(character) for character in sys.version], np.float32)
-    return [respond(request, told) for request in requests]
+    import importlib, locale
+    text = str(({}))
+    return [respond(request, np.array([ord(character) for character in text], np.float32)) for request in requests]
 """
 PARAMETER = '\nparameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}\n'
+
+
+def said(server: Server, model: str) -> str:
+    return "".join(chr(int(code)) for code in server.post(model, [1.0]).data)
 
 
 def config(path: Path | str) -> str:
@@ -34,10 +47,12 @@ def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Call
     """Starts servers that share a cache with the other tests; skips where packages cannot be had."""
     with serving(repository, tmp_path) as start:
 
-        def launch(*flags: str) -> Server:
-            server = start(*flags, wait=False, environ={"TENSORBUS_CACHE": str(cache)})
-            server.wait_for_line("Started Metrics Service", 90)
-            return server
+        def launch(*flags: str, **environ: str) -> Server:
+            server = start(*flags, wait=False, environ={"TENSORBUS_CACHE": str(cache), **environ})
+            eventually(lambda: server.process.poll() is not None or server.lines("Started Metrics"), LOADING_S)
+            if server.lines("cannot be installed"):
+                pytest.skip("packages cannot be had: " + server.lines("cannot be installed")[0])
+            return server.wait_ready()
 
         yield launch
 
@@ -45,11 +60,10 @@ def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Call
 def test_five_models_in_five_pythons(repository: Repository, tmp_path: Path, launch: Start) -> None:
     for version in pythons.VERSIONS:
         env = pythons.environment(tmp_path / version, version)
-        repository.add(f"python{version}", SAYS_VERSION, config=config(env))
+        repository.add(f"python{version}", SAYS.format("sys.version"), config=config(env))
     server = launch()
     for version in pythons.VERSIONS:
-        told = "".join(chr(int(code)) for code in server.post(f"python{version}", [1.0]).data)
-        assert told.startswith(f"{version}."), told
+        assert said(server, f"python{version}").startswith(f"{version}.")
 
 
 @pytest.mark.parametrize("version", pythons.VERSIONS)
@@ -60,3 +74,144 @@ def test_a_folder_full_of_our_names_is_all_the_users(
     write_model(repository.path / "hostile", 1, 7, HOSTILE)
     (repository.path / "hostile" / "config.pbtxt").write_text(config(env))
     assert set(launch().post("hostile", [1.0]).data) == {7.0}
+
+
+def test_an_environments_own_packages_are_never_replaced(repository: Repository, tmp_path: Path, launch: Start) -> None:
+    env = pythons.environment(tmp_path / "env", "3.10", "numpy==1.26.4", "msgpack==1.0.8")
+    names = '[importlib.import_module(name) for name in ("numpy", "msgpack", "zmq")]'
+    repository.add("versions", SAYS.format(f'" ".join(module.__file__ for module in {names})'), config=config(env))
+    repository.add(
+        "numpy", SAYS.format("np.__version__, importlib.import_module('msgpack').version"), config=config(env)
+    )
+    server = launch()
+    numpy, msgpack, zmq = said(server, "versions").split()
+    assert Path(numpy).is_relative_to(env) and Path(msgpack).is_relative_to(env) and not Path(zmq).is_relative_to(env)
+    assert said(server, "numpy") == "('1.26.4', (1, 0, 8))"
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+@pytest.mark.parametrize("lc_all", ["INVALID", "C.UTF-8"])
+def test_the_locale_is_the_one_that_the_server_was_given(
+    repository: Repository, tmp_path: Path, launch: Start, version: str, lc_all: str
+) -> None:
+    """Python up to 3.11 takes C.UTF-8 for one of en_US."""
+    code = "import locale; print(locale.getlocale())"
+    own = subprocess.run(
+        [pythons.find(version), "-c", code], env={**os.environ, "LC_ALL": lc_all}, capture_output=True, text=True
+    )
+    env = pythons.environment(tmp_path / "env", version)
+    repository.add("other", SAYS.format("locale.getlocale()"), config=config(env))
+    assert said(launch(LC_ALL=lc_all), "other") == own.stdout.strip()
+    if lc_all == "INVALID":
+        assert own.stdout.strip() == "(None, None)"
+    elif version == "3.12":
+        assert own.stdout.strip() == "('C', 'UTF-8')"
+
+
+# --- archives -----------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_is_unpacked_once_and_again_after_it_has_changed(
+    repository: Repository, tmp_path: Path, start: Start
+) -> None:
+    archive = pack(environment(tmp_path / "env"), repository.path / "env.tar.gz")
+    for model in ("one", "two"):
+        text = config("$$TRITON_MODEL_DIRECTORY/../env.tar.gz")
+        repository.add(model, SAYS.format('os.environ["VIRTUAL_ENV"]'), config=text)
+    server = start("--model-control-mode=explicit", "--load-model=one", "--load-model=two")
+    first = said(server, "one")
+    assert said(server, "two") == first and Path(first).is_relative_to(server.temporary)
+    assert len(server.lines("Extracting Python execution env")) == 1
+    os.utime(archive)
+    (repository.path / "one" / "1" / "model.py").touch()
+    assert server.call("POST", "/v2/repository/models/one/load").status == 200
+    assert said(server, "one") != first
+    assert len(server.lines("Extracting Python execution env")) == 2
+
+
+def test_a_killed_server_leaves_no_unpacked_archive(repository: Repository, tmp_path: Path, start: Start) -> None:
+    archive = pack(environment(tmp_path / "env"), tmp_path / "env.tar.gz")
+    repository.add("ident", config=config(archive))
+    server = start()
+    assert list(server.temporary.glob("*/environments/*"))
+    server.signal(signal.SIGKILL)
+    server.wait()
+    eventually(lambda: not server.left())
+
+
+@pytest.mark.parametrize("name, reason", [("../../evil", "Path contains '..'"), ("/tmp/evil", "Path is absolute")])
+def test_an_archive_that_reaches_outside_is_refused(
+    repository: Repository, tmp_path: Path, start: Start, name: str, reason: str
+) -> None:
+    archive = write(tmp_path / "env.tar.gz", member("bin/activate"), member(name))
+    repository.add("bad", config=config(archive))
+    server = start(wait=False)
+    assert server.wait() == 1
+    assert server.lines("failed to load 'bad' version 1", reason)
+    assert not Path("/tmp/evil").exists() and not list(server.temporary.iterdir())
+
+
+def test_a_model_without_its_environment_keeps_nobody_from_being_served(repository: Repository, start: Start) -> None:
+    repository.add("ident")
+    repository.add("bad", config=config("/nowhere/env.tar.gz"))
+    server = start("--exit-on-error=false")
+    assert server.post("ident", [1.0]).data == [1.0]
+    reason = server.index()["bad:1"]["reason"]
+    assert "Failed to get the canonical path for /nowhere/env.tar.gz." in reason
+    assert "EXECUTION_ENV_PATH of model 'bad'" in reason
+
+
+def test_a_stub_of_the_users_is_ignored_and_that_is_told(repository: Repository, start: Start) -> None:
+    repository.add("ident")
+    (repository.path / "ident" / "triton_python_backend_stub").write_text("#!/bin/false\n")
+    server = start()
+    assert server.post("ident", [1.0]).data == [1.0]
+    assert server.lines("triton_python_backend_stub of model 'ident' is not used")
+
+
+# --- requirements -------------------------------------------------------------------------------------------------
+
+
+def wheel(path: Path) -> Path:
+    """A package "tiny", of which ``tiny.answer`` is 42."""
+    info = "tiny-1.0.dist-info"
+    with zipfile.ZipFile(path / "tiny-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("tiny.py", "answer = 42\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return path / "tiny-1.0-py3-none-any.whl"
+
+
+def test_equal_requirements_are_installed_once(repository: Repository, tmp_path: Path, launch: Start) -> None:
+    for model in ("one", "two"):
+        repository.add(model, SAYS.format('importlib.import_module("tiny").answer'))
+        (repository.path / model / "requirements.txt").write_text(f"{wheel(tmp_path)}\n")
+    server = launch()
+    assert said(server, "one") == said(server, "two") == "42"
+    assert len(server.lines("building the environment from requirements.txt of model")) == 1
+    assert server.lines("tiny") and (server.lines('"uv: ') or server.lines('"pip: '))
+
+
+def test_requirements_may_come_with_the_python_they_are_for(
+    repository: Repository, tmp_path: Path, launch: Start
+) -> None:
+    pythons.find("3.12")
+    repository.add("other", SAYS.format("sys.version"))
+    (repository.path / "other" / "requirements.txt").write_text(f"{wheel(tmp_path)}\n")
+    (repository.path / "other" / ".python-version").write_text("3.12\n")
+    path = f"{Path(pythons.find('3.12')).parent}{os.pathsep}{os.environ['PATH']}"
+    assert said(launch(PATH=path), "other").startswith("3.12.")
+
+
+def test_requirements_that_cannot_be_met_fail_their_model_alone(
+    repository: Repository, tmp_path: Path, launch: Start
+) -> None:
+    repository.add("ident")
+    repository.add("bad")
+    (repository.path / "bad" / "requirements.txt").write_text("./this-is-not-there.whl\n")
+    server = launch("--exit-on-error=false")
+    assert server.post("ident", [1.0]).data == [1.0]
+    reason = server.index()["bad:1"]["reason"]
+    assert "requirements.txt of model 'bad': the environment cannot be built" in reason
+    assert "this-is-not-there.whl" in reason
