@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -33,7 +33,8 @@ class ServeSettings:
     log_file: str = ""
     escape_log_messages: bool = True  # TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in the environment
 
-    cache_directory: str = ""  # TENSORBUS_CACHE in the environment; for what is built once for models' environments
+    # TENSORBUS_CACHE in the environment; for what is built once for models' environments
+    cache_directory: str = field(default_factory=lambda: _cache_directory(os.environ))
 
     model_repository: tuple[str, ...] = ()  # in the order given, each once
     exit_on_error: bool = True
