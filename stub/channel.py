@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Optional, Sequence, Union
 
 import zmq
 
-from . import codec
+from . import codec, forks
 from .closed import Closed as Closed
 from .shared import messages
 
@@ -39,7 +39,7 @@ class Channel:
     """
 
     def __init__(self, bus: str, key: str) -> None:
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._wake_read, self._wake_write = os.pipe()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -59,7 +59,7 @@ class Channel:
 
     @property
     def is_ours(self) -> bool:
-        return os.getpid() == self._pid
+        return forks.generation == self._generation
 
     def send(self, message: messages.ToBroker, frames: Sequence[Union[bytes, memoryview]] = ()) -> None:
         """Copies the frames. Blocks while a thousand messages are unread. Raises Closed."""

@@ -104,7 +104,8 @@ class Delivery:
     def end(self, response: messages.Response, roots: Roots) -> messages.Response:
         """The final response, as it is to leave. From here on the request is not open."""
         self.open.discard(response.request)
-        self.cancelled.discard(response.request)
+        if self.cancelled:
+            self.cancelled.discard(response.request)
         return response._replace(retained=True) if self.retained.hold(response.request, roots) else response
 
     def is_cancelled(self, request: int) -> bool:

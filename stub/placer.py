@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from numpy.typing import NDArray
 
-from . import gpu
+from . import forks, gpu
 from .shared import ALIGNMENT, messages, shm_errors, store
 from .tensor import Place
 
@@ -36,13 +35,13 @@ class Placer:
     def __init__(self, own: Optional[store.Store]) -> None:
         """Without a store, all goes into frames."""
         self._store = own
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._lock = threading.Lock()
 
     @property
     def is_ours(self) -> bool:
         """False in a process that the model forked."""
-        return os.getpid() == self._pid
+        return forks.generation == self._generation
 
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0) -> Placed:
         """Copies what is bytes. Give it to ``free`` when its lease is over."""

@@ -43,7 +43,7 @@ class RetainedInputs:
 
     def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> bool:
         """If any of the request's roots is alive: then its id comes out of ``collect`` once none is."""
-        living = [root for root in (reference() for reference in roots) if root is not None]
+        living = [root for reference in roots for root in [reference()] if root is not None]
         if living:
             self._held.add(_Held(request, living, self._on_gone))
         return bool(living)

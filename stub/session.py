@@ -6,12 +6,11 @@ No socket, no thread, no clock and no memory of its own: all four are handed in.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Coroutine
 from typing import Any, Callable, Dict, List, Optional, Tuple
 from weakref import ref
 
-from . import calls, gpu
+from . import calls, forks, gpu
 from .delivery import Delivery, OutputPlacer, Port, Roots, cancelled
 from .event_loop import EventLoop
 from .exception_text import exception_text
@@ -55,13 +54,15 @@ class Session:
         decoupled = using_decoupled_model_transaction_policy(config)
         self.delivery = Delivery(decoupled, names, outputs, port, self._failures)
         self._earlier_roots: Dict[int, Roots] = {}  # of rescheduled requests, by their ids
-        self._pid = os.getpid()
+        self._generation = forks.generation
 
     def execute(self, batch: messages.Batch, view: View, frames: List[bytes]) -> messages.Executed:
         """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError. The inline
         outputs of the Executed go to the end of ``frames``."""
         begin_ns = self._clock_ns()
-        wanted, responses = self._without_cancelled(batch.requests)
+        wanted, responses = batch.requests, []
+        if self.delivery.cancelled:
+            wanted, responses = self._without_cancelled(wanted)
         opened = [OpenRequest(message, self.delivery) for message in wanted]
         requests, failure = self._receive(opened, view)
         returned: Any = None
@@ -71,11 +72,12 @@ class Session:
         executed_ns = self._clock_ns()
         finals = self._fail_all(opened, failure) if failure else self._answer_all(opened, returned, frames)
         del requests, returned  # from here on only the model's own references keep the inputs
-        responses += [self.delivery.end(response, answered.roots) for answered, response in finals]
-        rescheduled = [] if failure else [each.message.id for each in opened if self._reschedules(each)]
+        for answered, response in finals:
+            responses.append(self.delivery.end(response, answered.roots))
+        again = [] if failure else [each.message.id for each in opened if each.release and self._reschedules(each)]
         end_ns = self._clock_ns()
         durations = (received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns)
-        return messages.Executed(batch.id, *durations, bool(failure), responses, rescheduled)
+        return messages.Executed(batch.id, *durations, bool(failure), responses, again)
 
     def cancel(self, message: messages.Cancel) -> None:
         """From any thread. Requests may be named that have not come yet, or have been answered."""
@@ -103,8 +105,6 @@ class Session:
         self, batch: List[messages.Request]
     ) -> Tuple[List[messages.Request], List[messages.Response]]:
         unwanted = self.delivery.cancelled
-        if not unwanted:
-            return batch, []
         responses = [cancelled(message.id) for message in batch if message.id in unwanted]
         wanted = [message for message in batch if message.id not in unwanted]
         unwanted.difference_update([response.request for response in responses])
@@ -142,15 +142,17 @@ class Session:
         if execute is None:
             cause = "Python model {} does not implement `execute` method.".format(self._model.model_file)
             return None, self._failures.text(cause)
-        entered = calls.executing.set(calls.Executing(batch, waits=True))
+        entered = calls.executing.set(calls.Executing(batch, True))
         try:
             returned = execute(requests[:])
-            if returned is not None and issubclass(type(returned), Coroutine):
-                returned = self._run_coroutine(batch, opened, returned)
-            # A list class of the model's own has methods of its own; here they may still raise.
-            returned = list(returned) if issubclass(type(returned), list) else returned
+            kind = type(returned)
+            if kind is not list and returned is not None:
+                if issubclass(kind, Coroutine):
+                    returned = self._run_coroutine(batch, opened, returned)
+                if issubclass(type(returned), list):
+                    returned = list(returned)  # one of the model's own has methods of its own; here they may raise
         except BaseException as error:  # sys.exit() too: it must not end the process, nor pass for a return
-            if os.getpid() != self._pid:  # but a process that the model forked shall end
+            if forks.generation != self._generation:  # but a process that the model forked shall end
                 raise
             return None, self._failures.raised(error)
         finally:
@@ -162,7 +164,7 @@ class Session:
         if self.delivery.decoupled:
             self._event_loop.run(
                 coroutine,
-                calls.Executing(batch, waits=False),
+                calls.Executing(batch, False),
                 lambda returned, error: self._coroutine_ended(opened, returned, error),
             )
             return None
@@ -172,7 +174,7 @@ class Session:
             outcome.append((returned, error))
             self._port.nudge()
 
-        self._event_loop.run(coroutine, calls.Executing(batch, waits=True), on_end)
+        self._event_loop.run(coroutine, calls.Executing(batch, True), on_end)
         self._port.wait(lambda: outcome)
         returned, error = outcome.pop()
         try:
