@@ -154,3 +154,30 @@ def test_a_server_ends_while_a_model_thinks_about_it(repository: Repository, sta
         client.sendall(b"GET /v2/models/m/ready HTTP/1.1\r\nHost: x\r\n\r\n")
         eventually(flag("asked").exists)
         assert server.terminate(15) == 0
+
+
+CALLER = """
+def execute(self, requests):
+    responses = []
+    for request in requests:
+        call = pb_utils.InferenceRequest(model_name="m", requested_output_names=["OUT"], inputs=request.inputs())
+        answer = call.exec()
+        if answer.has_error():
+            text = f"{answer.error().message()} | {pb_utils.is_model_ready('m')}"
+            responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)))
+        else:
+            responses.append(respond(request, answer.output_tensors()[0].as_numpy()))
+    return responses
+"""
+
+
+def test_a_model_that_is_not_ready_cannot_be_called_by_others(repository: Repository, start: Start, flag: Flag) -> None:
+    repository.add("m", model(f"return os.path.exists({str(flag('warm'))!r})"))
+    repository.add("caller", CALLER)
+    server = start()
+    assert server.post("caller", [1.0]).error == (
+        "Model m - Error when running inference: Failed for execute the inference request. Model 'm' is not ready. "
+        "| False"
+    )
+    flag("warm").touch()
+    assert server.post("caller", [1.0]).data == [1.0]
