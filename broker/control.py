@@ -27,6 +27,7 @@ from broker.events import (
     Override,
     Poll,
     Polled,
+    Reload,
     Say,
     Send,
     StartServing,
@@ -114,6 +115,15 @@ class ModelControl:
             self._refuse_circle(event)
         except ServingError as error:
             return [told(event.asker, error)]
+        return self._enqueue(event, now)
+
+    def reload(self, event: Reload, now: int) -> list[Action]:
+        """Nobody need be allowed to ask for that: the operator does."""
+        if not self._open:
+            return [told(event.asker, Unavailable(NOT_READY))]
+        return self._enqueue(LoadModel(event.model, None, event.asker), now)
+
+    def _enqueue(self, event: LoadModel, now: int) -> list[Action]:
         line = self._lines.get(event.model)
         if line is not None:
             line.orders.append(event)

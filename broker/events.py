@@ -99,6 +99,13 @@ class LoadModel(NamedTuple):
     asker: Asker | StubAsker
 
 
+class Reload(NamedTuple):
+    """The files of a model have changed, and the operator wants that to be enough for loading it again."""
+
+    model: str
+    asker: Asker
+
+
 class Polled(NamedTuple):
     """What the Poll of this number has found: versions to load, or why there are none."""
 
@@ -146,6 +153,7 @@ Event = Union[
     UnloadModel,
     Polled,
     LoadModel,
+    Reload,
     Prepared,
     DeadlinePassed,
     AskedReady,

@@ -183,6 +183,7 @@ FLAGS: tuple[Flag, ...] = (
         None,
         "do not complete model configurations: each must be there and whole",
     ),
+    Flag("reload", "Model Repository", None, "load a model again when its files have changed; for who writes it"),
     Flag(
         "strict-readiness", "Model Repository", boolean, "ready only while every model is; else once started", "boolean"
     ),

@@ -31,7 +31,7 @@ from shm.segment import default_directory
 from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
-from tensorbus import gpus
+from tensorbus import gpus, reload
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
 from tensorbus.functions import Functions
@@ -73,6 +73,7 @@ class Server:
         self._grpc: GrpcEngine | None = None
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._backends = backends.scan((settings.backend_directory, _BACKENDS), settings.backend_values)
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
@@ -148,6 +149,8 @@ class Server:
         self.broker.post(StartServing())
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
+        if settings.reload:
+            self._watching = asyncio.create_task(reload.watch(self.broker))
 
     def _backends_in_use(self) -> dict[str, str]:
         """With the file that runs the models of each; Python models have files of their own."""
@@ -229,8 +232,9 @@ class Server:
     async def stop(self) -> bool:
         """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        for task in (self._housekeeping, self._watching):
+            if task is not None:
+                task.cancel()
         self.broker.post(StopServing())
         await self.broker.stop_preparing()
         fronts = asyncio.gather(*self._drain_fronts())

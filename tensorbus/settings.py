@@ -39,6 +39,7 @@ class ServeSettings:
     model_repository: tuple[str, ...] = ()  # in the order given, each once
     exit_on_error: bool = True
     disable_auto_complete_config: bool = False
+    reload: bool = False
     strict_readiness: bool = True
     model_control_mode: str = "none"
     load_model: tuple[str, ...] = ()  # in explicit mode, those to begin with
