@@ -25,7 +25,7 @@ class Caller(NamedTuple):
     key: str  # of the socket that the call came by and its answers go to; "" once the process is dead
     call: int  # its number there
     instance: int  # index of the instance
-    shared: bool  # it shares our shared memory
+    shared: bool  # its answers' tensors may lie in shared memory
     waits: bool  # the batch that the call is part of cannot end before it
     parents: tuple[Pending, ...]  # what it was made for: nobody wants it any more if nobody wants any of these
 

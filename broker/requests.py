@@ -110,7 +110,9 @@ class Requests:
             return []
         instance = found[1]
         parents = instance.requests_of(message.batch)
-        caller = Caller(key, message.call, instance.index, instance.shared, message.waits, parents)
+        # A process that the model forked may end without a word, so that nobody would say what it had read.
+        shared = instance.shared and key == instance.key
+        caller = Caller(key, message.call, instance.index, shared, message.waits, parents)
         try:
             version, pending = self._answering.calls.open(message, caller, frames, now)
         except ServingError as error:

@@ -136,7 +136,7 @@ class Call:
     # --- in the thread that reads the bus
 
     def _on_answer(self, answered: messages.Answered, frames: List[memoryview]) -> None:
-        self._answers.append((answered, frames) if self._memory.placer.is_ours else self._copied(answered, frames))
+        self._answers.append((answered, frames))
         if answered.response.final:
             self._complete = True
             if answered.response.retained:
@@ -181,18 +181,6 @@ class Call:
         if isinstance(place, int):
             return frames[place]
         return self._memory.reader.view_shared(*place) if shared else self._memory.reader.view(*place)
-
-    def _copied(self, answered: messages.Answered, frames: List[memoryview]) -> Answer:
-        """In a process that the model forked: it may end at any moment, without a word about what it has borrowed."""
-        response = answered.response
-        try:
-            copies = [memoryview(bytearray(self._view(place, False, frames))) for *_, place, _ in response.outputs]
-        except (shm_errors.BadHandle, IndexError):
-            return answered, frames  # ``take`` says so
-        if response.lease:
-            calls.read(answered.origin, response.lease)
-        outputs = [tensor._replace(place=frame) for frame, tensor in enumerate(response.outputs)]
-        return answered._replace(response=response._replace(outputs=outputs, lease=0)), copies
 
     def _discard(self) -> None:
         with contextlib.suppress(IndexError):  # empty
