@@ -125,12 +125,14 @@ class ModelControl:
 
     def _enqueue(self, event: LoadModel, now: int) -> list[Action]:
         line = self._lines.get(event.model)
-        if line is not None:
+        if line is None:
+            line = self._lines[event.model] = _Line(event.model)
             line.orders.append(event)
-            return []
-        line = self._lines[event.model] = _Line(event.model)
+            return [self._poll(line)]
         line.orders.append(event)
-        return [self._poll(line)]
+        if line.generation is not None and self._held_up(event.asker):
+            return self._startup.hurry(line.generation, now)
+        return []
 
     def unload(self, event: UnloadModel, now: int) -> list[Action]:
         """``unload_dependents`` concerns ensembles, of which there are none."""
@@ -138,7 +140,7 @@ class ModelControl:
             self._check(event.model, event.asker)
         except ServingError as error:
             return [told(event.asker, error)]
-        actions = self._give_up(event.model, lambda order, reason: unloaded_meanwhile(order.model, reason), now)
+        actions = self._give_up(event.model, None, now)
         self._serving.pop(event.model, None)
         for row in self._registry.rows(event.model):
             row.accepts_until = 0
@@ -152,7 +154,7 @@ class ModelControl:
         self._open = False
         actions: list[Action] = []
         for model in list(self._lines):
-            actions += self._give_up(model, lambda order, reason: Unavailable(NOT_READY), now)
+            actions += self._give_up(model, Unavailable(NOT_READY), now)
         return actions
 
     def said(self, key: str, message: Control, frames: Frames, now: int) -> list[Action]:
@@ -243,7 +245,10 @@ class ModelControl:
             self._forgive(event.model)
             return self._next(line, None)
         line.generation = Generation(event.sources, now)
-        return self._startup.load(line.generation, now, urgent=bool(self._held_up(line.orders[0].asker)))
+        actions = self._startup.load(line.generation, now)
+        if any(self._held_up(order.asker) for order in line.orders):
+            actions += self._startup.hurry(line.generation, now)
+        return actions
 
     def _is_unchanged(self, order: LoadModel, event: Polled) -> bool:
         """What comes with a request is always loaded; a configuration that did stays until the files change."""
@@ -298,16 +303,17 @@ class ModelControl:
         del self._lines[line.model]
         return actions
 
-    def _give_up(self, model: str, why: Callable[[LoadModel, str], ServingError], now: int) -> list[Action]:
+    def _give_up(self, model: str, error: ServingError | None, now: int) -> list[Action]:
+        """Whoever waits is told the error; without one, how far the load has come."""
         line = self._lines.pop(model, None)
         if line is None:
             return []
         actions: list[Action] = []
-        reason = ""
+        failed = InvalidArgument(f"load failed for model '{model}': it was unloaded meanwhile\n")
         if line.generation is not None:
             actions += self._abandon(line.generation, now)
-            reason = str(load_failed(line.generation))
-        return actions + [told(order.asker, why(order, reason)) for order in line.orders]
+            failed = load_failed(line.generation)
+        return actions + [told(order.asker, error or failed) for order in line.orders]
 
     # --- on the way out ---------------------------------------------------------------------------------------------
 
@@ -399,7 +405,3 @@ def load_failed(generation: Generation) -> InvalidArgument:
         if one.state is VersionState.UNAVAILABLE
     ]
     return InvalidArgument(f"load failed for model '{generation.model}': {''.join(clauses)}")
-
-
-def unloaded_meanwhile(model: str, reason: str) -> InvalidArgument:
-    return InvalidArgument(reason or f"load failed for model '{model}': it was unloaded meanwhile\n")

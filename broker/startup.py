@@ -52,18 +52,22 @@ class Startup:
     def idle(self) -> bool:
         return not self._waiting and not self._busy
 
-    def load(self, generation: Generation, now: int, urgent: bool = False) -> list[Action]:
-        """``urgent`` if a model that is itself loading waits for it: it must not wait for that one's place."""
+    def load(self, generation: Generation, now: int) -> list[Action]:
         actions: list[Action] = []
         for version in generation.versions:
             self._registry.add(version)
+            self._waiting.append(version)
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
-        if urgent:
-            for version in generation.versions:
-                actions += self._configure(version, now)
-            return actions
-        self._waiting.extend(generation.versions)
         return actions + self._start_waiting(now)
+
+    def hurry(self, generation: Generation, now: int) -> list[Action]:
+        """A model that is itself loading waits for it: it must not wait for that one's place."""
+        waiting = [version for version in generation.versions if version in self._waiting]
+        actions: list[Action] = []
+        for version in waiting:
+            self._waiting.remove(version)
+            actions += self._configure(version, now)
+        return actions
 
     def _start_waiting(self, now: int) -> list[Action]:
         actions: list[Action] = []

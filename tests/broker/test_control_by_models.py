@@ -127,3 +127,22 @@ def test_in_finalize_nothing_is_loaded(serving):
     assert serving.finishing() == [key]
     serving.says(key, "load", "m")
     assert [told[2] for told in serving.told(key)] == [(4, "models cannot be loaded or unloaded in finalize")]
+
+
+def test_what_a_loading_model_waits_for_does_not_wait_for_its_place_though_others_asked_first():
+    bench = ControlBench(load_concurrency=1)
+    outer, inner = bench.ask_load("outer"), bench.ask_load("inner")
+    bench.found()
+    (key,) = bench.alive
+    bench.hello(key)
+    bench.found()
+    assert list(bench.alive) == [key]
+    bench.says(key, "load", "inner")
+    (other,) = [one for one in bench.alive if one != key]
+    bench.hello(other)
+    bench.loaded(other)
+    assert inner.error is None
+    bench.found()
+    assert len(bench.told(key)) == 1
+    bench.loaded(key)
+    assert outer.error is None

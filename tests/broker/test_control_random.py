@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from broker.events import Override, StopServing
 from protocol.errors import InternalError
+from protocol.messages import Load
 from tests.broker.test_control import Asked, ControlBench, source
 
 MODELS = st.sampled_from(["a", "b", "c"])
@@ -17,14 +20,15 @@ MODELS = st.sampled_from(["a", "b", "c"])
 class ControlMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bench = ControlBench(load_concurrency=2)
+        self.bench = ControlBench()
         self.asked: list[Asked] = []
         self.stopped = False
         self.private: set[str] = set()
+        self.asks: Counter[str] = Counter()  # by the key of the stub that waits
 
-    @initialize(auto_complete=st.booleans())
-    def choose(self, auto_complete: bool) -> None:
-        self.bench = ControlBench(load_concurrency=2, auto_complete=auto_complete)
+    @initialize(auto_complete=st.booleans(), load_concurrency=st.integers(1, 2))
+    def choose(self, auto_complete: bool, load_concurrency: int) -> None:
+        self.bench = ControlBench(load_concurrency=load_concurrency, auto_complete=auto_complete)
 
     @rule(model=MODELS, override=st.booleans())
     def load(self, model: str, override: bool) -> None:
@@ -38,7 +42,9 @@ class ControlMachine(RuleBasedStateMachine):
     def a_model_asks(self, data, operation: str, model: str) -> None:
         able = [key for key in self.bench.alive if self.bench.state(key) in ("loading", "ready")]
         if able:
-            self.bench.says(data.draw(st.sampled_from(able)), operation, model)
+            key = data.draw(st.sampled_from(able))
+            self.asks[key] += 1
+            self.bench.says(key, operation, model)
 
     @rule(
         data=st.data(),
@@ -76,14 +82,22 @@ class ControlMachine(RuleBasedStateMachine):
                 self.bench.fail(key)
                 self.bench.die(key, 1)
 
+    @rule(data=st.data())
+    def hello(self, data) -> None:
+        starting = [key for key in self.bench.alive if self.bench.state(key) == "starting"]
+        if starting:
+            self.bench.hello(data.draw(st.sampled_from(starting)))
+
     def coming(self) -> list[str]:
-        return [key for key in self.bench.alive if self.bench.state(key) in ("starting", "loading", "")]
+        """A stub whose ``initialize`` waits for an answer does not come up."""
+        coming = [key for key in self.bench.alive if self.bench.state(key) in ("starting", "loading", "")]
+        return [key for key in coming if len(self.bench.told(key)) == self.asks[key]]
 
     def bring_up(self, key: str) -> None:
         completes = not self.bench.state(key)
         if self.bench.state(key) != "loading":
             self.bench.hello(key)
-        if self.bench.inbox[key]:
+        if any(isinstance(message, Load) for message in self.bench.inbox[key]):
             self.bench.loaded(key)
             if completes:
                 self.bench.die(key, 0)
