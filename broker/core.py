@@ -126,10 +126,7 @@ class Core:
             IsReady: lambda key, message, frames, now: self.readiness.said(key, message, now),
             Log: self._log,
             Goodbye: self._goodbye,
-            Hello: self._loading_message,
-            Ready: self._loading_message,
-            Configured: self._loading_message,
-            Failed: self._loading_message,
+            **dict.fromkeys((Hello, Ready, Configured, Failed), self._loading_message),
         }
 
     def handle(self, event: Event, now: int) -> list[Action]:
