@@ -60,7 +60,8 @@ class Session:
         """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError. The inline
         outputs of the Executed go to the end of ``frames``."""
         begin_ns = self._clock_ns()
-        wanted, responses = batch.requests, []
+        wanted = batch.requests
+        responses: List[messages.Response] = []
         if self.delivery.cancelled:
             wanted, responses = self._without_cancelled(wanted)
         opened = [OpenRequest(message, self.delivery) for message in wanted]
