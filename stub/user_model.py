@@ -108,12 +108,16 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _put_on_path(*folders: str) -> None:
-    """Not kept: the folders of our source tree, which an editable install puts behind site-packages."""
-    ours = [_ROOT, os.path.join(_ROOT, "stub", "api")]
+    """Not kept: the folders of our source tree, which an editable install puts behind site-packages. Installed as a
+    wheel we lie in site-packages itself, which is kept."""
+    ours = [entry for entry in (_ROOT, os.path.join(_ROOT, "stub", "api")) if not _has_packages(entry)]
     others = [entry for entry in sys.path if entry not in folders]
-    packages = [os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages") for entry in others]
-    at = packages.index(True) if True in packages else len(others)
+    at = next((index for index, entry in enumerate(others) if _has_packages(entry)), len(others))
     sys.path[:] = others[:at] + [*folders] + [entry for entry in others[at:] if entry not in ours]
+
+
+def _has_packages(entry: str) -> bool:
+    return os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages")
 
 
 def _warn_of_stray_copy(version_dir: str) -> None:

@@ -18,8 +18,8 @@ def installed(tmp_path_factory):
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        archive.extractall(folder / "site-packages")
+    return folder / "site-packages"
 
 
 def run(installed, code, cwd):
@@ -58,6 +58,19 @@ assert in_a_stub.__file__.startswith(site + "/stub/api/")
 print(in_a_stub.Tensor is at_the_top.Tensor)
 """
     assert run(installed, code, tmp_path) == "True"
+
+
+def test_a_model_finds_the_packages_beside_ours(installed, tmp_path):
+    (installed / "package_of_the_users.py").write_text("VALUE = 5")
+    model = tmp_path / "m" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("import package_of_the_users\nclass TritonPythonModel:\n    value = package_of_the_users.VALUE\n")
+    code = f"""
+from _tensorbus_app.stub.user_model import UserModel
+print(UserModel.load({str(model)!r}, {{}}).instance.value)
+"""
+    assert run(installed, code, tmp_path) == "5"
+    (installed / "package_of_the_users.py").unlink()
 
 
 def test_the_command_starts_from_the_wheel(installed, tmp_path):
