@@ -12,6 +12,7 @@ from broker.events import (
     Override,
     Poll,
     Polled,
+    Reload,
     StartServing,
     StopServing,
     StubDied,
@@ -471,6 +472,20 @@ def test_without_explicit_control_nothing_is_loaded(make_bench):
         bench.said.remove(done)
         assert str(done.error) == "explicit model load / unload is not allowed if polling is enabled"
         assert done.error.kind.name == "UNAVAILABLE"
+
+
+def test_the_operator_may_always_have_changed_files_loaded(make_bench):
+    bench = make_bench()
+    bench.tell(StartServing())
+    bench.tell(Reload("m", Asked()))
+    assert [action.model for action in bench.said if isinstance(action, Poll)] == ["m"]
+
+
+def test_nothing_is_loaded_again_while_the_server_stops(bench):
+    bench.tell(StopServing())
+    asked = Asked()
+    bench.tell(Reload("m", asked))
+    assert asked.error == "Server not ready"
 
 
 @pytest.mark.parametrize(
