@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import deque
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from .closed import Closed
 from .shared import errors, messages
@@ -33,12 +33,15 @@ class NotServing(Exception):
     """There is no broker to ask: no server (a unit test of a model), auto-completion, or after the stub's end."""
 
 
-class Executing(NamedTuple):
+class Executing:
     """The batch that the running code is part of (Batch.id, 0 if that is not known: a thread of the model), and whether
     the instance is busy until that code is done. Goes into ``Call.batch`` and ``Call.waits``."""
 
-    batch: int = 0
-    waits: bool = False
+    __slots__ = ("batch", "waits")
+
+    def __init__(self, batch: int = 0, waits: bool = False) -> None:
+        self.batch = batch
+        self.waits = waits
 
 
 _ELSEWHERE = Executing()

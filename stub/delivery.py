@@ -48,8 +48,9 @@ class _Abandoned(NamedTuple):
 
 
 class Delivery:
-    """``open`` are the requests that have had no final response; ``cancelled`` those whose clients do not want one, and
-    some that have not come here yet. Both are used by any thread, by single operations on sets of numbers."""
+    """``open`` are the requests that ``execute`` has left without a final response; ``cancelled`` those whose clients
+    do not want one, and some that have not come here yet. Both are used by any thread, by single operations on sets of
+    numbers."""
 
     def __init__(
         self, decoupled: bool, output_names: FrozenSet[str], outputs: OutputPlacer, port: Port, failures: Failures
@@ -103,10 +104,14 @@ class Delivery:
 
     def end(self, response: messages.Response, roots: Roots) -> messages.Response:
         """The final response, as it is to leave. From here on the request is not open."""
-        self.open.discard(response.request)
+        if self.open:
+            self.open.discard(response.request)
         if self.cancelled:
             self.cancelled.discard(response.request)
-        return response._replace(retained=True) if self.retained.hold(response.request, roots) else response
+        for root in roots:
+            if root() is not None and self.retained.hold(response.request, roots):
+                return response._replace(retained=True)
+        return response
 
     def is_cancelled(self, request: int) -> bool:
         self._port.glance()

@@ -49,7 +49,6 @@ class OpenRequest:
         self._delivery = delivery
         self._lock = Lock()
         self._responded = self._closed = self._ended = self._is_cancelled = False
-        delivery.open.add(message.id)
 
     def respond(self, response: Optional[InferenceResponse], final: bool) -> None:
         """Sends at once, from any thread: one of the two may be missing. Raises TritonModelException."""
@@ -105,6 +104,13 @@ class OpenRequest:
             with contextlib.suppress(TritonModelException):  # it is too late
                 self._send(failure, [])
         return failure is not None
+
+    def remain(self) -> None:
+        """``execute`` has returned."""
+        if not self._ended:
+            self._delivery.open.add(self.message.id)
+            if self._ended:  # a thread has just been quicker
+                self._delivery.open.discard(self.message.id)
 
     def reschedule(self) -> bool:
         """To be answered when it comes again; False if it has been already."""

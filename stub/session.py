@@ -54,6 +54,7 @@ class Session:
         decoupled = using_decoupled_model_transaction_policy(config)
         self.delivery = Delivery(decoupled, names, outputs, port, self._failures)
         self._earlier_roots: Dict[int, Roots] = {}  # of rescheduled requests, by their ids
+        self._executing = calls.Executing(waits=True)
         self._generation = forks.generation
 
     def execute(self, batch: messages.Batch, view: View, frames: List[bytes]) -> messages.Executed:
@@ -65,16 +66,17 @@ class Session:
         if self.delivery.cancelled:
             wanted, responses = self._without_cancelled(wanted)
         opened = [OpenRequest(message, self.delivery) for message in wanted]
-        requests, failure = self._receive(opened, view)
         returned: Any = None
+        requests, failure = self._receive(opened, view)
         received_ns = self._clock_ns()
         if requests and not failure:
             returned, failure = self._run(batch.id, opened, requests)
         executed_ns = self._clock_ns()
         finals = self._fail_all(opened, failure) if failure else self._answer_all(opened, returned, frames)
         del requests, returned  # from here on only the model's own references keep the inputs
-        for answered, response in finals:
-            responses.append(self.delivery.end(response, answered.roots))
+        responses += [self.delivery.end(response, answered.roots) for answered, response in finals]
+        for each in opened:
+            each.remain()
         again = [] if failure else [each.message.id for each in opened if each.release and self._reschedules(each)]
         end_ns = self._clock_ns()
         durations = (received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns)
@@ -143,7 +145,8 @@ class Session:
         if execute is None:
             cause = "Python model {} does not implement `execute` method.".format(self._model.model_file)
             return None, self._failures.text(cause)
-        entered = calls.executing.set(calls.Executing(batch, True))
+        self._executing.batch = batch
+        entered = calls.executing.set(self._executing)
         try:
             returned = execute(requests[:])
             kind = type(returned)

@@ -47,13 +47,13 @@ def test_the_batch_is_known_in_a_coroutine_and_in_what_it_starts() -> None:
 
     async def look() -> Any:
         async def inner() -> Any:
-            return executing.get()
+            return executing.get().batch
 
-        return executing.get(), await asyncio.create_task(inner())
+        return executing.get().batch, await asyncio.create_task(inner())
 
     loop = EventLoop()
-    assert run(loop, look()) == [((7, True), (7, True)), None]
-    assert executing.get() == (0, False)
+    assert run(loop, look()) == [(7, 7), None]
+    assert executing.get().batch == 0
     loop.stop()
 
 
