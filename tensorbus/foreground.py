@@ -26,6 +26,7 @@ from protocol.errors import InternalError, InvalidArgument
 from protocol.messages import Batch, Executed, Request, Response, TensorRef, ToBroker
 from protocol.signature import Signature
 from protocol.validation import Checker
+from tensorbus import gpus
 
 sys.path.insert(0, os.path.join(os.path.dirname(stub.__file__), "api"))
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def check(directory: str, version: int | None, backends: dict[str, Backend]) -> 
     labels = config_files.read_labels(found.config, path)
     source = VersionSource(found.name, version, path, found.config, labels, requirements=found.requirements)
     backend = backends.get(found.config.backend)
-    return Checked(source, config_loading.prepare(found.config, backend=backend), backend)
+    return Checked(source, config_loading.prepare(found.config, gpus.usable(), backend), backend)
 
 
 def environment(checked: Checked) -> str:
@@ -198,8 +199,9 @@ class ForegroundModel:
             for response in delivery.take_abandoned():
                 on_response(response, ())
 
-    def finalize(self) -> None:
-        self._session.finalize()
+    def finalize(self) -> bool:
+        """False if it has raised; then the traceback is logged."""
+        return not self._session.finalize()
 
 
 class Outlet:

@@ -84,13 +84,19 @@ def _run(given: argparse.Namespace) -> int:
     foreground.make_room()
     model = ForegroundModel(checked, _log)
     printer = _Printer(model, given.full)
+    try:
+        _execute(given, model, printer)
+    finally:
+        has_finalized = model.finalize()
+    return EXIT_FAILED if printer.failed or not has_finalized else EXIT_OK
+
+
+def _execute(given: argparse.Namespace, model: ForegroundModel, printer: _Printer) -> None:
     requests = _requests(model, given.input)
     calls = [requests] if given.batch else [[request] for request in requests]
     took = [printer.execute(call) for _ in range(given.repeat) for call in calls]
     if len(took) > 1:
         _say(_summary(took))
-    model.finalize()
-    return EXIT_FAILED if printer.failed else EXIT_OK
 
 
 def _none(backend: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.system.conftest import ROOT, Repository, json_request
+from tests.system.conftest import IDENTITY, ROOT, Repository, json_request
 
 DEADLINE_S = 60
 DECOUPLED = """
@@ -130,6 +130,15 @@ def test_an_error_has_the_clients_text_and_a_traceback_with_the_lines_and_the_ca
     assert done.err.count('raise ValueError("no luck") from error') == 2
     assert done.err.count("[][len(requests)]") == 2
     assert "session.py" not in done.err
+
+
+@pytest.mark.parametrize("request_text", ["[1, 2]", "no json"])
+def test_finalize_is_called_whatever_happens_and_may_fail(repository, run, request_text, tmp_path):
+    repository.add("m", IDENTITY + "\ndef finalize(self):\n    raise ValueError('no end')\n")
+    (tmp_path / "requests.json").write_text(request_text)
+    done = run("m", f"--input={tmp_path / 'requests.json'}")
+    assert done.code == 1
+    assert "raise ValueError('no end')" in done.err
 
 
 @pytest.mark.parametrize("code", ["def initialize(self, args): args['nothing']", "def execute(self requests): pass"])
