@@ -10,11 +10,13 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 
-Printed = Callable[[str, list[str]], bool]  # whose lines, the lines; whether the log has room for more at once
+# Whose lines, and the lines, maybe none; returns whether the log takes more at once.
+Printed = Callable[[str, list[str]], bool]
 
 LONGEST_LINE = 65536
 _PIECE = 16384  # bytes; as lines of ten bytes they cost the loop 8 ms
-_PAUSE_S = 0.05  # when the log has no room
+_PAUSE_S = 0.02  # when the log has no room
+_MOST_PAUSES = 25  # in a row; a log that has no room for so long has no reader
 _LEFT_PIECES = 64  # of a dead process: 1 MiB, the most that a pipe holds by default of the kernel
 
 
@@ -61,6 +63,7 @@ class PrintPipe:
         self._lines = Lines()
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
+        self._pauses = 0
         self.is_open = True
         self._listen()
 
@@ -80,7 +83,16 @@ class PrintPipe:
 
     def _listen(self) -> None:
         self._resume = None
+        if self._pauses and not self._printed(self._source, []) and self._pauses < _MOST_PAUSES:
+            self._pause()
+            return
+        self._pauses = 0
         self._loop.add_reader(self._fd, self._read)
+
+    def _pause(self) -> None:
+        self._stop_listening()
+        self._pauses += 1
+        self._resume = self._loop.call_later(_PAUSE_S, self._listen)
 
     def _stop_listening(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -97,8 +109,7 @@ class PrintPipe:
         if not data:
             self.close()
         elif not self._say(self._lines.feed(data)) and self._resume is None:
-            self._stop_listening()
-            self._resume = self._loop.call_later(_PAUSE_S, self._listen)
+            self._pause()
         return bool(data)
 
     def _say(self, lines: list[str]) -> bool:

@@ -25,9 +25,9 @@ class Outlet:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
-    def has_room(self) -> bool:
-        """At once; a file always has."""
-        return bool(self._poll.poll(0))
+    def takes_more(self) -> bool:
+        """At once: it has room, or nobody reads and lines are dropped. A file always does."""
+        return self._stuck or bool(self._poll.poll(0))
 
     def write(self, line: bytes) -> None:
         """A closed pipe or a full disk must not stop the server either, and there is nowhere to say so."""

@@ -102,15 +102,15 @@ class ServerLog:
         return f"{self._stamp(level)} {os.getpid()} {place}:{line}] {text}\n".encode(errors="backslashreplace")
 
     def printed(self, source: str, lines: Sequence[str]) -> bool:
-        """What a model printed: as it is, whatever the settings say. False if the log has no room for more at once."""
+        """What a model printed: as it is, whatever the settings say. False if whoever reads the log is behind."""
         outlet = self._file or self._streams[0]
-        if outlet.dropped:
+        if outlet.dropped and lines:
             self._tell_dropped(outlet)
         source = json.dumps(source) if _CONTROL.search(source) else source
         preamble = f"{self._stamp('I')} {os.getpid()} {source}] "
         for line in lines:
             outlet.write(f"{preamble}{line}\n".encode(errors="backslashreplace"))
-        return outlet.has_room()
+        return outlet.takes_more()
 
     def close(self) -> None:
         if self._file is not None:
@@ -211,7 +211,7 @@ def log_line(level: str, file: str, line: int, text: str) -> None:
 
 
 def log_printed(source: str, lines: Sequence[str]) -> bool:
-    """Lines that the model of ``source`` has printed. False if the log has no room for more at once."""
+    """Lines that the model of ``source`` has printed. False if whoever reads the log is behind."""
     return _log.printed(source, lines)
 
 
