@@ -5,7 +5,7 @@ From ``initialize`` and ``execute``, in any thread; each call blocks (without th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from . import calls
 from .arguments import incompatible, text_argument
@@ -20,8 +20,8 @@ def load_model(model_name: str, config: str = "", files: Optional[Mapping[str, b
     "file:<version>/<name>", take the place of its directory. If it fails, what has served goes on serving.
 
     Raises TritonModelException."""
-    name = text_argument("load_model", model_name)
-    text = text_argument("load_model", config)
+    signature = "(model_name: str, config: str = '', files: object = None) -> None"
+    name, text = _texts("load_model", signature, model_name, config)
     contents = None if files is None else _contents(name, files)
     _ask(
         "Failed to load model: ",
@@ -32,7 +32,8 @@ def load_model(model_name: str, config: str = "", files: Optional[Mapping[str, b
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Returns once the model takes no new requests; those in flight end before it finalizes. Raises
     TritonModelException."""
-    name = text_argument("unload_model", model_name)
+    signature = "(model_name: str, unload_dependents: bool = False) -> None"
+    (name,) = _texts("unload_model", signature, model_name)
     dependents = bool(unload_dependents)
     _ask(
         "Failed to unload model: ",
@@ -42,13 +43,20 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Raises TritonModelException for a model or version that is not known."""
-    name = text_argument("is_model_ready", model_name)
-    version = text_argument("is_model_ready", model_version)
+    signature = "(model_name: str, model_version: str = '') -> bool"
+    name, version = _texts("is_model_ready", signature, model_name, model_version)
     told = _ask(
         "Failed to check model readiness: ",
         lambda call: messages.Control(messages.CONTROL, call, "is_ready", name, version),
     )
     return bool(told.value)
+
+
+def _texts(function: str, signature: str, *values: Any) -> List[str]:
+    try:
+        return [text_argument(function, value) for value in values]
+    except TypeError:
+        raise incompatible(function, signature, *values) from None
 
 
 def _contents(model: str, files: Any) -> Dict[str, bytes]:

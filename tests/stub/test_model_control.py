@@ -63,7 +63,7 @@ def test_files_are_a_dictionary(asked):
 def test_names_and_versions_are_text(asked, call):
     with pytest.raises(TypeError):
         call(3)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"1\. \(model_name: str, model_version: str = ''\) -> bool"):
         model_control.is_model_ready("m", 1)
     assert asked == []
 
