@@ -65,13 +65,15 @@ class Bus:
         Raises ProtocolError and Closed.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        is_main = threading.get_ident() == self._main
-        if not is_main:
+        if threading.get_ident() != self._main:
             self.read_in_background()
-            return self._be_woken(done, deadline, is_main)
+            return self._be_woken(done, deadline, False)
         self.before_wait()
-        self._read_until(done, deadline)
-        return bool(done()) if self._reader is None else self._be_woken(done, deadline, is_main)
+        if self._reader is None:
+            found = self._read_until(done, deadline)
+            if found is not None:
+                return found
+        return self._be_woken(done, deadline, True)
 
     def glance(self) -> None:
         """Handles what has come, if nobody else would. Never blocks; may be called all the time."""
@@ -114,21 +116,24 @@ class Bus:
         except Exception as fault:
             self._fail(fault)
 
-    def _read_until(self, done: Done, deadline: float) -> None:
-        """Returns also when another thread is to read."""
-        while self._reader is None and not done():
-            left_s = deadline - time.monotonic() if deadline < math.inf else -1
-            if deadline < math.inf and left_s <= 0:
-                return
-            if not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or reads from now on
-                continue
-            try:
+    def _read_until(self, done: Done, deadline: float) -> Optional[bool]:
+        """None if another thread reads from now on."""
+        while not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or has just begun to read
+            if self._reader is not None:
+                return None
+        try:
+            while self._reader is None:
                 if self._fault is not None:
                     raise self._fault
-                if not done():  # another thread may have glanced
-                    self._handle(self._channel.receive(math.ceil(left_s * 1000) if left_s > 0 else -1))
-            finally:
-                self._reading.release()
+                if done():
+                    return True
+                left_s = -0.001 if deadline == math.inf else deadline - time.monotonic()
+                if left_s <= 0 and deadline < math.inf:
+                    return False
+                self._handle(self._channel.receive(math.ceil(left_s * 1000)))
+            return None
+        finally:
+            self._reading.release()
 
     def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
         waiter = _Waiter(done, threading.Lock(), is_main)

@@ -125,10 +125,11 @@ class Loop:
             raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name))
 
         self._trims_due = 2  # even if it only released outputs
-        for batch in batches:
+        for number, batch in enumerate(batches):
             if self._answers.would_wait_too_long(time.monotonic_ns()):
                 self._flush()
-            self._bus.glance()  # some of these may be cancelled by now
+            if number:
+                self._bus.glance()  # it may have been cancelled meanwhile
             if self._status is not None:
                 self._status.status = batch.id
             executed = self._session.execute(batch, view, self._answers.frames)
