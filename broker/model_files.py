@@ -31,8 +31,8 @@ def write(files: Mapping[str, bytes], config: str | None, directory: str) -> str
 
 def _inside(name: str) -> str:
     """The path below the directory, normalised."""
-    path = posixpath.normpath(name.removeprefix(PREFIX))
-    if path in (".", "..") or path.startswith(("/", "../")) or not name.startswith(PREFIX):
+    path = posixpath.normpath(name.removeprefix(PREFIX).lstrip("/"))  # "file:/1/model.py" is below it, too
+    if path in (".", "..") or path.startswith("../") or not name.startswith(PREFIX):
         raise InvalidArgument(
             f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
         )

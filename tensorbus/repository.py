@@ -87,6 +87,8 @@ class Repositories:
             raise PollError(f"failed to write the files of model '{model}': {error}") from None
         except NotFound as error:
             raise PollError(str(error)) from None
+        except InvalidArgument as error:
+            raise PollError(f"Poll failed for model directory '{model}': {error}") from None
         try:
             return repository.poll(
                 model, path, self._auto_complete, config_json=None if override is None else override.config

@@ -16,18 +16,27 @@ def test_the_files_are_where_their_paths_say(tmp_path):
         "file:1/sub/./x/../helper.py": b"b",
         "file:labels.txt": b"",
         "file:2//model.py": b"c",
+        "file:/3/model.py": b"d",
+        "file://4/model.py": b"e",
     }
     path = write(files, "{}", str(tmp_path / "m"))
     assert path == str(tmp_path / "m") and os.stat(path).st_mode & 0o777 == 0o700
     found = {
         file.relative_to(path).as_posix(): file.read_bytes() for file in (tmp_path / "m").rglob("*") if file.is_file()
     }
-    assert found == {"1/model.py": b"a", "1/sub/helper.py": b"b", "labels.txt": b"", "2/model.py": b"c"}
+    assert found == {
+        "1/model.py": b"a",
+        "1/sub/helper.py": b"b",
+        "labels.txt": b"",
+        "2/model.py": b"c",
+        "3/model.py": b"d",
+        "4/model.py": b"e",
+    }
 
 
 @pytest.mark.parametrize(
     "name",
-    ["file:..", "file:../x", "file:1/../../x", "file:/x", "file://x", "file:", "file:.", "file:1/..", "1/model.py"],
+    ["file:..", "file:../x", "file:1/../../x", "file:/../x", "file://..", "file:", "file:.", "file:1/..", "1/model.py"],
 )
 def test_a_path_that_leads_out_is_refused_before_anything_is_written(tmp_path, name):
     with pytest.raises(InvalidArgument, match="must stay within model directory"):
