@@ -26,6 +26,7 @@ from broker.model_config import (
 from broker.proto import QueuePolicyMessage
 from protocol.errors import InvalidArgument, Unsupported
 
+_NOT_IN_NAMES = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"  # "no": an instance on a GPU has its inputs there (stub/gpu.py)
 
 
@@ -41,7 +42,9 @@ def prepare(config: ModelConfig, gpus: Sequence[int] = (), backend: Backend | No
     normalize_instance_groups(message, gpus)
     check_instance_groups(message, gpus)
     _check_parameters(config)
-    return from_message(message)
+    prepared = from_message(message)
+    _check_names(prepared)
+    return prepared
 
 
 def finish(config: ModelConfig) -> ModelConfig:
@@ -71,6 +74,13 @@ def _check_filename(config: ModelConfig) -> None:
             f"default_model_filename '{config.default_model_filename}' of model '{config.name}' must stay within the "
             "version directory"
         )
+
+
+def _check_names(config: ModelConfig) -> None:
+    """The process that completes the configuration bears the model's name, the others that of their instance."""
+    names = [spec.name for spec in config.instances]
+    if names and not _NOT_IN_NAMES.isdisjoint("".join([config.name, *names])):
+        raise InvalidArgument("Invalid stub name: contains invalid characters")
 
 
 def _check_parameters(config: ModelConfig) -> None:

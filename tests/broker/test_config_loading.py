@@ -65,6 +65,24 @@ def test_the_model_file_may_have_any_name(filename):
     assert prepare(polled(f'default_model_filename: "{filename}"')).default_model_filename == filename
 
 
+@pytest.mark.parametrize("character", ";|&$`<>()[]{}\\\"'*?~#!")
+def test_names_of_stubs_have_no_characters_of_a_shell(character):
+    in_a_group = polled()
+    in_a_group.message.instance_group.add(name=f"g{character}")
+    in_the_model = polled()
+    in_the_model.message.name = f"m{character}"
+    for config in (in_a_group, from_message(in_the_model.message)):
+        with pytest.raises(InvalidArgument, match=r"^Invalid stub name: contains invalid characters$"):
+            prepare(config)
+
+
+@pytest.mark.parametrize("name", ["TestModel123", "with-hyphens", "with_underscores", "a.b,c:d=e@f%g+h^i", "größe"])
+def test_other_characters_are_fine(name):
+    config = polled()
+    config.message.name = name
+    assert [spec.name for spec in prepare(from_message(config.message)).instances] == [f"{name}_0"]
+
+
 def test_inputs_and_outputs_are_checked_when_all_is_complete():
     config = prepare(polled('input [ { name: "A" } ]'))
     with pytest.raises(InvalidArgument, match=r"^model input 'A' must specify 'data_type' for m$"):
