@@ -42,6 +42,7 @@ log = structlog.get_logger()
 _SUPPLIED = {"numpy": ("numpy", "1.23"), "zmq": ("pyzmq", "25"), "msgpack": ("msgpack", "1.0")}
 _NEEDS = "the environment of a model needs numpy, pyzmq and msgpack"
 _REPORT = str(Path(stub.__file__).parent / "interpreter_report.py")
+_QUIET = {"NO_COLOR": "1", "PIP_PROGRESS_BAR": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 _REPORT_TIMEOUT_S = 60.0
 _BUILD_TIMEOUT_S = 3600.0
 _UNPACK_TIMEOUT_S = 600.0
@@ -73,7 +74,7 @@ class _Content(NamedTuple):
 class Environments:
     def __init__(self, run_dir: str, cache_directory: str) -> None:
         self._unpacked_dir = os.path.join(run_dir, "environments")
-        self._cache_directory = cache_directory
+        self._temporary_dir = os.path.join(run_dir, "temporary")
         self._cache = BuildCache(cache_directory)
         self._unpacked: dict[_Content, asyncio.Task[str]] = {}
         self._numbers = itertools.count()
@@ -88,7 +89,8 @@ class Environments:
         except (ArchiveError, ToolFailed, NoInstaller) as error:
             raise InternalError(f"{env.asked_by}: {error}") from error
         except OSError as error:
-            raise InternalError(f"{env.asked_by}: {self._advice(error)}") from error
+            log.error("an environment cannot be prepared", cause=str(error))  # with the path, which is the operator's
+            raise InternalError(f"{env.asked_by}: {_advice(error)}") from error
         log.info(f"{env.asked_by}: {report.name}", supplied=" ".join(report.missing) or "nothing")
         return Interpreter(python, prefix, packages)
 
@@ -101,12 +103,6 @@ class Environments:
         if os.path.exists(env.path):
             return await self._extracted(env.path)
         raise InternalError(f"Failed to get the canonical path for {env.path}. {env.asked_by} is not there.")
-
-    def _advice(self, error: OSError) -> str:
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"{reason}; TMPDIR and TENSORBUS_CACHE tell the server where there is room"
-        return f"{reason}: '{error.filename}'" if error.filename else reason
 
     # --- archives -------------------------------------------------------------------------------------------------
 
@@ -156,7 +152,7 @@ class Environments:
                 python = installer.find_python(wished)
             log.info(f"building the environment from {env.asked_by}", python=wished or platform.python_version())
             for command in installer.make_environment(uv, python, requirements.name, directory):
-                await _install(command, lock, cwd=str(requirements.parent))
+                await self._install(command, lock, cwd=str(requirements.parent))
 
         try:
             return await self._cache.get(name, build)
@@ -179,7 +175,7 @@ class Environments:
             uv = installer.find_uv()
             try:
                 for command in installer.install_apart(uv, python, report.has_pip, requirements, directory, scratch):
-                    await _install(command, lock, cwd=os.path.dirname(directory))
+                    await self._install(command, lock, cwd=os.path.dirname(directory))
             finally:
                 await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
@@ -188,6 +184,15 @@ class Environments:
         except ToolFailed as error:
             lacking = ", ".join(distribution for distribution, _ in missing)
             raise ToolFailed(f"{_NEEDS}; it lacks {lacking}, which cannot be installed:\n{error}") from error
+
+    async def _install(self, command: installer.Command, lock: int, cwd: str) -> None:
+        """A command of uv's or pip's, whose lines are the progress."""
+        name = "uv" if os.path.basename(command[0]) == "uv" or command[1:3] == ["-m", "uv"] else "pip"
+        os.makedirs(self._temporary_dir, 0o700, exist_ok=True)
+        environ = {**bare(os.environ), **_QUIET, "TMPDIR": self._temporary_dir}  # pip leaves files there
+        await tool.run(
+            command, environ, _BUILD_TIMEOUT_S, lambda line: log.info(f"{name}: {line.strip()}"), cwd, [lock]
+        )
 
 
 class _Progress:
@@ -209,6 +214,13 @@ def _wished_version(path: Path) -> str:
         return installer.wished_version(path.read_text(errors="replace"))
     except FileNotFoundError:
         return ""
+
+
+def _advice(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        return f"{reason}; TMPDIR and TENSORBUS_CACHE tell the server where it may write"
+    return reason
 
 
 def _python(prefix: str) -> str:
@@ -237,14 +249,6 @@ async def _report(python: str, prefix: str) -> Report:
     if not report.new_enough:
         raise ToolFailed(f"{report.name} is too old: models run on Python 3.9 and later")
     return report
-
-
-async def _install(command: installer.Command, lock: int, cwd: str) -> None:
-    """A command of uv's or pip's, whose lines are the progress."""
-    name = "uv" if "uv" in os.path.basename(command[0]) or command[1:3] == ["-m", "uv"] else "pip"
-    environ = {**bare(os.environ), "NO_COLOR": "1"}
-    told = lambda line: log.info(f"{name}: {line.strip()}")  # noqa: E731
-    await tool.run(command, environ, _BUILD_TIMEOUT_S, told, cwd=cwd, keep_open=[lock])
 
 
 async def _relocate(prefix: str) -> None:

@@ -17,7 +17,7 @@ from tests.system.conftest import CONFIG, Repository, Server, Start, eventually,
 from tests.tensorbus.test_archive import member, write
 from tests.tensorbus.test_environments import environment, pack
 
-LOADING_S = 90  # pip is slow
+LOADING_S = 240  # pip is slow
 
 # Answers the characters of a text.
 SAYS = """
@@ -57,6 +57,7 @@ def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Call
         yield launch
 
 
+@pytest.mark.timeout(LOADING_S + 60)
 def test_five_models_in_five_pythons(repository: Repository, tmp_path: Path, launch: Start) -> None:
     for version in pythons.VERSIONS:
         env = pythons.environment(tmp_path / version, version)

@@ -126,3 +126,28 @@ def test_requirements_that_cannot_be_met(environments: Environments, tmp_path: P
     text = refusal(environments, requirements, is_requirements=True)
     assert text.startswith("the one of 'm': the environment cannot be built:\n")
     assert "this is no requirement" in text
+
+
+def test_a_cache_that_cannot_be_written_is_told_without_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environments = Environments(str(tmp_path), str(tmp_path / "file" / "cache"))
+    (tmp_path / "requirements.txt").touch()
+    text = refusal(environments, tmp_path / "requirements.txt", is_requirements=True)
+    assert text == "the one of 'm': Not a directory"
+
+
+def test_packages_that_cannot_be_had_are_named(
+    environments: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there is no network."""
+    report = (
+        '{"version": [3, 9, 18], "new_enough": true, "abi": "cp39", "missing": ["zmq", "msgpack"], "has_pip": true}'
+    )
+    uv = environment(tmp_path / "tools", "echo no route to host; exit 1") / "bin" / "python"
+    uv.rename(uv.with_name("uv"))
+    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
+    text = refusal(environments, environment(tmp_path / "env", f"echo '{report}'"))
+    assert text == (
+        "the one of 'm': the environment of a model needs numpy, pyzmq and msgpack; it lacks pyzmq, msgpack, which "
+        "cannot be installed:\nno route to host"
+    )
