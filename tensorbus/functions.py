@@ -7,6 +7,7 @@ missing is what only a process has: it cannot be killed, and a crash in it is a 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 import time
@@ -85,6 +86,8 @@ class BoundFunction:
         """Raises InvalidArgument."""
         if not name or "/" in name:
             raise InvalidArgument(f"'{name}' is no name for a model")
+        if inspect.iscoroutinefunction(function):
+            raise InvalidArgument(f"function '{name}' is async, which bound functions cannot be")
         self.name = name
         self._function = function
         self._inputs = [(tensor.name, datatype_of(tensor.name, tensor.dtype), tensor.shape) for tensor in inputs]

@@ -90,6 +90,7 @@ class Server:
         self._functions: list[BoundFunction] = []
         self._started: Future[None] = Future()
         self._thread: threading.Thread | None = None
+        self._server: serve.Server | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,8 @@ class Server:
         nothing is left running."""
         if self._thread is not None:
             raise RuntimeError("a server starts once")
+        self._loop = uvloop.new_event_loop()
+        self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="tensorbus server", daemon=True)
         self._thread.start()
         try:
@@ -126,8 +129,6 @@ class Server:
             self._thread.join()
 
     def _run(self) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._stopping = asyncio.Event()
         try:
             configure_as_guest(self._settings.log_settings())
             with run_directory() as run_dir, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -138,9 +139,10 @@ class Server:
             self._started.set_exception(error)
 
     async def _serve(self, run_dir: str) -> None:
-        self._server = serve.Server(self._settings, run_dir)
+        server = serve.Server(self._settings, run_dir)
         try:
-            await self._server.start()
+            await server.start()
+            self._server = server
             for function in self._functions:
                 await self._bind(function)
             self._started.set_result(None)
@@ -148,7 +150,14 @@ class Server:
         except serve.CannotListen as error:
             raise Unavailable(str(error)) from None
         finally:
-            await self._server.stop()
+            await server.stop()
+
+    @property
+    def _running(self) -> serve.Server:
+        """Raises ServerError before the start and after the end."""
+        if self._server is None or self._thread is None or not self._thread.is_alive():
+            raise InferenceError(Unavailable("the server does not run"))
+        return self._server
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -215,7 +224,7 @@ class Server:
     def ready(self, model: str = "", version: int = -1) -> bool:
         """Whether the model is, or the whole server. Models with ``is_ready`` are asked. Raises ServerError for a model
         that nobody knows."""
-        bus = self._server.dataplane.bus
+        bus = self._running.dataplane.bus
         if not model:
             everything: bool = self._ask(bus.ready)
             return everything
@@ -229,12 +238,12 @@ class Server:
         Raises ServerError; what has served before then goes on serving. Needs ``model_control_mode="explicit"``.
         """
         text = config if config is None or isinstance(config, str) else json.dumps(config)
-        self._do(lambda done: self._server.dataplane.bus.load(model, text, files, done))
+        self._do(lambda done: self._running.dataplane.bus.load(model, text, files, done))
 
     def unload(self, model: str) -> None:
         """From here on the model takes no requests; those in flight are answered. Needs
         ``model_control_mode="explicit"``. Raises ServerError."""
-        self._do(lambda done: self._server.dataplane.bus.unload(model, False, done))
+        self._do(lambda done: self._running.dataplane.bus.unload(model, False, done))
 
     def bind(
         self,
@@ -261,11 +270,12 @@ class Server:
             raise ServerError(error) from None
 
     async def _bind(self, function: BoundFunction) -> None:
-        broker = self._server.broker
+        server = self._running
+        broker = server.broker
         registry = broker.core.registry
         if any(entry.name == function.name for entry in registry.index(ready=False)):
             raise AlreadyExists(f"there is a model '{function.name}' already")
-        broker.post(LoadModels([self._server.functions.bind(function)]))
+        broker.post(LoadModels([server.functions.bind(function)]))
         while True:
             await asyncio.sleep(_SETTLED_S)
             (entry,) = [entry for entry in registry.index(ready=False) if entry.name == function.name] or (None,)
@@ -279,21 +289,20 @@ class Server:
     @property
     def http_port(self) -> int | None:
         """None without such a front."""
-        return self._server.ports.get("http")
+        return self._running.ports.get("http")
 
     @property
     def grpc_port(self) -> int | None:
-        return self._server.ports.get("grpc")
+        return self._running.ports.get("grpc")
 
     @property
     def metrics_port(self) -> int | None:
-        return self._server.ports.get("metrics")
+        return self._running.ports.get("metrics")
 
     # --- between the threads --------------------------------------------------------------------------------------
 
     def _call_soon(self, function: Callable[[], object]) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            raise InferenceError(Unavailable("the server does not run"))
+        assert self._running
         self._loop.call_soon_threadsafe(function)
 
     def _ask(self, ask: Callable[[Callable[[T], None]], None]) -> T:
@@ -328,7 +337,7 @@ class _Replies:
 
     def begin(self, call: InferCall, decoupled: bool) -> None:
         """In the server's thread."""
-        plane = self._server._server.dataplane
+        plane = self._server._running.dataplane
         try:
             call.signature = plane.signature(call.model, call.version)
             if call.signature.decoupled and not decoupled:
@@ -386,7 +395,7 @@ class _Replies:
 
     def _cancel(self) -> None:
         if self._id is not None:
-            self._server._server.dataplane.cancel(self._id)
+            self._server._running.dataplane.cancel(self._id)
             self._id = None
 
 

@@ -253,6 +253,37 @@ def test_names_are_taken_once(repository: Repository) -> None:
         with pytest.raises(ServerError, match="no datatype stands for"):
             server.bind("c", lambda x: x, [Tensor("x", np.complex64)], [Y])
 
+        async def later(x: Any) -> Any:
+            return x
+
+        with pytest.raises(ServerError, match="is async"):
+            server.bind("later", later, [X], [Y])
+
+
+def test_two_servers_live_side_by_side() -> None:
+    with Server() as one, Server() as other:
+        one.bind("f", lambda x: x + 1, [X], [Y])
+        other.bind("f", lambda x: x + 2, [X], [Y])
+        assert one.infer("f", {"x": np.float32([0])})["y"].tolist() == [1]
+        assert other.infer("f", {"x": np.float32([0])})["y"].tolist() == [2]
+
+
+def test_a_server_that_does_not_run_says_so() -> None:
+    server = Server()
+    for _ in range(2):
+        with pytest.raises(ServerError, match="does not run"):
+            server.ready()
+        with pytest.raises(InferenceError, match="does not run"):
+            server.infer("f", {})
+        with pytest.raises(ServerError, match="does not run"):
+            assert server.http_port
+        if server._thread is None:
+            server.start()
+            server.stop()
+            server.stop()
+    with pytest.raises(RuntimeError, match="starts once"):
+        server.start()
+
 
 def test_a_function_that_never_returns_does_not_hold_up_the_end() -> None:
     gate, inside = threading.Event(), threading.Event()
