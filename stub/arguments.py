@@ -20,6 +20,14 @@ def incompatible(function: str, signature: str, *arguments: object) -> TypeError
     )
 
 
+def not_castable() -> RuntimeError:
+    """For a value that an ``object`` parameter took, and that is then not what it has to be."""
+    return RuntimeError(
+        "Unable to cast Python instance to C++ type (#define PYBIND11_DETAILED_ERROR_MESSAGES or compile in debug mode "
+        "for details)"
+    )
+
+
 def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."

@@ -41,15 +41,13 @@ def object_array(elements: List[bytes], shape: Tuple[int, ...]) -> NDArray[np.ob
     return array.reshape(shape)
 
 
-def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Union[NDArray[Any], Tuple[()], None]:
-    """``pb_utils.serialize_byte_tensor``: one flat buffer in an array; ``()`` for size 0, None for other dtypes."""
+def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Union[bytes, Tuple[()], None]:
+    """``pb_utils.serialize_byte_tensor``: the binary form; ``()`` for size 0, None for other dtypes."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype != np.object_ and input_tensor.dtype.kind != "S":
         return None
-    flat: NDArray[np.object_] = np.empty(1, dtype=np.object_)
-    flat[0] = join_elements(input_tensor)
-    return flat
+    return join_elements(input_tensor)
 
 
 def deserialize_bytes_tensor(encoded_tensor: Union[bytes, bytearray, memoryview]) -> NDArray[np.object_]:

@@ -50,8 +50,8 @@ def write(level: str, file: str, line: int, text: str) -> None:
     _sink(level, os.path.basename(file), line, text)
 
 
-def _write_for_caller(level: _LogLevel, message: Any) -> None:
-    text = text_argument("log", message)
+def _write_for_caller(function: str, level: _LogLevel, message: Any) -> None:
+    text = text_argument(function, message)
     frame = sys._getframe(2)
     write(_LETTER[level], frame.f_code.co_filename, frame.f_lineno, text)
 
@@ -74,20 +74,20 @@ class Logger:
     def log(message: str, level: _LogLevel = _LogLevel.INFO) -> None:
         if not isinstance(level, _LogLevel):
             raise incompatible("log", "log(message: str, level: LogLevel = LogLevel.INFO)", message, level)
-        _write_for_caller(level, message)
+        _write_for_caller("log", level, message)
 
     @staticmethod
     def log_info(message: str) -> None:
-        _write_for_caller(_LogLevel.INFO, message)
+        _write_for_caller("log_info", _LogLevel.INFO, message)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        _write_for_caller(_LogLevel.WARNING, message)
+        _write_for_caller("log_warn", _LogLevel.WARNING, message)
 
     @staticmethod
     def log_error(message: str) -> None:
-        _write_for_caller(_LogLevel.ERROR, message)
+        _write_for_caller("log_error", _LogLevel.ERROR, message)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        _write_for_caller(_LogLevel.VERBOSE, message)
+        _write_for_caller("log_verbose", _LogLevel.VERBOSE, message)

@@ -13,7 +13,7 @@ import os
 from typing import Any, Callable, Dict, List, NoReturn, Optional, cast
 
 from . import calls
-from .arguments import as_double, incompatible, text_argument
+from .arguments import as_double, incompatible, not_castable, text_argument
 from .local_metric import LocalMetric
 from .pybind_enum import PybindEnum
 from .shared import messages
@@ -205,10 +205,7 @@ def _buckets(kind: MetricKind, buckets: Any) -> Optional[List[float]]:
     try:
         return [as_double(bound) for bound in buckets]
     except (TypeError, OverflowError):
-        raise RuntimeError(
-            "Unable to cast Python instance to C++ type (#define PYBIND11_DETAILED_ERROR_MESSAGES or compile in debug "
-            "mode for details)"
-        ) from None
+        raise not_castable() from None
 
 
 def _asked(failed: str, make: Callable[[int], messages.ToBroker]) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, FrozenSet, List, Literal, Mapping, Option
 
 import numpy as np
 
-from .arguments import incompatible, int_argument, list_argument, text_argument
+from .arguments import incompatible, int_argument, list_argument, not_castable, text_argument
 from .bls import Call
 from .open_request import OpenRequest
 from .parameters import checked_parameters
@@ -35,8 +35,11 @@ _INT64 = 1 << 63
 class MemoryType(PybindEnum):
     """``pb_utils.TRITONSERVER_MEMORY_CPU`` and ``_GPU``."""
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_GPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_GPU, TRITONSERVER_MEMORY_CPU = MemoryType
 
 
 class PreferredMemory:
@@ -254,5 +257,5 @@ def _correlation_id(value: Any) -> Union[int, str]:
     if not isinstance(value, int):
         raise TritonModelException("Correlation ID must be integer or string")
     if not 0 <= value <= _UINT64:
-        raise RuntimeError("Unable to cast Python instance of type <class 'int'> to C++ type 'uint64_t'")
+        raise not_castable()
     return int(value)

@@ -55,7 +55,7 @@ class Tensor:
     def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
         if not isinstance(numpy_array, np.ndarray):
             raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, numpy_array)
-        self._name = name if type(name) is str and name and name.isascii() else _checked_name(name)
+        self._name = name if type(name) is str and name and name.isascii() else _checked_name("__init__", name)
         self._place = None
         datatype = DATATYPE.get(numpy_array.dtype)
         if datatype is None:
@@ -142,7 +142,7 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: object, /) -> Tensor:
         """A tensor over the memory of a capsule, or of an object with ``__dlpack__`` and ``__dlpack_device__``."""
-        name = _checked_name(name)
+        name = _checked_name("from_dlpack", name)
         if isinstance(tensor, np.ndarray):
             return _of_numpy(name, tensor)
         bits, shape, datatype = dlpack.import_(tensor)
@@ -161,8 +161,8 @@ class Tensor:
         raise TypeError("cannot pickle 'c_python_backend_utils.Tensor' object")
 
 
-def _checked_name(name: Any) -> str:
-    name = text_argument("__init__", name)
+def _checked_name(function: str, name: Any) -> str:
+    name = text_argument(function, name)
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
     return str(name)

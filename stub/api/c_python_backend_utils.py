@@ -6,7 +6,14 @@ import os
 from _tensorbus_app.stub.logger import Logger
 from _tensorbus_app.stub.metric_family import Metric, MetricFamily, MetricKind
 from _tensorbus_app.stub.model_control import is_model_ready, load_model, unload_model
-from _tensorbus_app.stub.request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
+from _tensorbus_app.stub.request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
 from _tensorbus_app.stub.response import InferenceResponse
 from _tensorbus_app.stub.response_iterator import ResponseIterator
 from _tensorbus_app.stub.sender import InferenceResponseSender
@@ -15,7 +22,6 @@ from _tensorbus_app.stub.triton_error import TritonError, TritonModelException
 from _tensorbus_app.stub.user_model import get_model_dir
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind
-TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = MemoryType
 
 
 class SharedMemory:

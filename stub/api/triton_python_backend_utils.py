@@ -25,12 +25,13 @@ from _tensorbus_app.stub.numpy_types import (
     triton_to_numpy_type,
 )
 from _tensorbus_app.stub.request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
-    MemoryType,
     PreferredMemory,
 )
 from _tensorbus_app.stub.response import InferenceResponse
@@ -38,9 +39,6 @@ from _tensorbus_app.stub.sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from _tensorbus_app.stub.tensor import Tensor
 from _tensorbus_app.stub.triton_error import TritonError, TritonModelException
 from _tensorbus_app.stub.user_model import get_model_dir
-
-TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
-TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
