@@ -12,7 +12,7 @@ import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
 
 from . import logger
 from .exception_text import exception_text
@@ -91,7 +91,7 @@ def _import(model_file: str, version_dir: str) -> ModuleType:
     folder, file_name = os.path.split(path)
     stem = os.path.splitext(file_name)[0]
     sys.argv = [""]  # unittest.main() in a model reads it
-    _warn_of_stray_copy(folder)
+    _warn_of_taken_names(folder)
     if version_dir and not path.startswith(os.path.join(os.path.abspath(version_dir), "")):
         _model_dir = os.path.abspath(version_dir)
         _put_on_path(folder)
@@ -120,10 +120,25 @@ def _has_packages(entry: str) -> bool:
     return os.path.basename(entry.rstrip(os.sep)) in ("site-packages", "dist-packages")
 
 
-def _warn_of_stray_copy(version_dir: str) -> None:
-    stray = os.path.join(version_dir, "triton_python_backend_utils.py")
-    if os.path.exists(stray):
-        logger.write("W", __file__, 0, "the triton_python_backend_utils.py beside the model is not used")
+_STANDARD = frozenset(getattr(sys, "stdlib_module_names", sys.builtin_module_names))  # all of them from 3.10 on
+
+
+def _warn_of_taken_names(folder: str) -> None:
+    """Modules beside the model that ``import`` does not find: the standard library comes first, and so does what has
+    been imported before the model, its copy of triton_python_backend_utils.py among it."""
+    for name in sorted(_module_names(folder)):
+        loaded = getattr(sys.modules.get(name), "__file__", None) or ""
+        if (name in _STANDARD or loaded) and not loaded.startswith(os.path.join(folder, "")):
+            logger.write(
+                "W", __file__, 0, "the module '{}' beside the model is not used: its name is taken".format(name)
+            )
+
+
+def _module_names(folder: str) -> Iterator[str]:
+    for entry in os.listdir(folder):
+        name, extension = os.path.splitext(entry)
+        if extension == ".py" or os.path.isfile(os.path.join(folder, entry, "__init__.py")):
+            yield name
 
 
 def _import_package(version_dir: str) -> ModuleType:

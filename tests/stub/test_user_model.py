@@ -95,8 +95,20 @@ def test_a_stray_copy_of_pb_utils_is_not_used(version_dir: Path, monkeypatch: py
     )
     assert sys.modules["1.model"].u is pb_utils
     assert [(line[0], line[3]) for line in lines] == [
-        ("W", "the triton_python_backend_utils.py beside the model is not used")
+        ("W", "the module 'triton_python_backend_utils' beside the model is not used: its name is taken")
     ]
+
+
+def test_helpers_whose_names_are_taken_are_warned_of(version_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = []
+    monkeypatch.setattr(logger, "_sink", lambda *line: lines.append(line[3]))
+    (version_dir / "queue").mkdir()
+    (version_dir / "queue" / "__init__.py").write_text("")
+    (version_dir / "json").mkdir()  # no package
+    load(version_dir, "import queue, numpy, helper\n" + EMPTY, numpy="", helper="")
+    assert not sys.modules["1.model"].queue.__file__.startswith(str(version_dir))
+    assert sys.modules["1.model"].helper.__file__.startswith(str(version_dir))
+    assert [line.split("'")[1] for line in lines] == ["numpy", "queue"]
 
 
 def test_initialize_gets_the_arguments(version_dir: Path) -> None:
