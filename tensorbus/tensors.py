@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.calls import InputTensor, OutputTensor
-from protocol.datatypes import ITEMSIZE
+from protocol.datatypes import BY_CONFIG_NAME, BY_NAME
 from protocol.errors import InvalidArgument
 from stub.bytes_tensor import join_elements, object_array, split_elements
 from stub.numpy_types import DATATYPE, DTYPE
@@ -45,9 +45,11 @@ def output_array(output: OutputTensor) -> Array:
 
 
 def datatype_of(name: str, dtype: Any) -> str:
-    """The datatype of a NumPy dtype, or of a datatype's own name. Raises InvalidArgument."""
-    if isinstance(dtype, str) and dtype.removeprefix("TYPE_") in ITEMSIZE:
-        return dtype.removeprefix("TYPE_")
+    """The datatype of a NumPy dtype, or of a datatype's own name ("BYTES", "TYPE_STRING"). Raises InvalidArgument, for
+    BF16 too: NumPy has no such dtype."""
+    named = BY_NAME.get(dtype, BY_CONFIG_NAME.get(dtype)) if isinstance(dtype, str) else None
+    if named is not None and named.name != "BF16":
+        return named.name
     try:
         given = np.dtype(dtype)
     except TypeError:
