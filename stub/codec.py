@@ -1,7 +1,8 @@
 """MessagePack in a stub: bytes become a typed message or a ProtocolError here and nowhere else.
 
-By msgspec where the interpreter has it, as in the server's own; a foreign one need only have msgpack. Tests run both
-on the same bytes, and prove that what is written is what protocol/codec.py writes and reads.
+By msgspec where the interpreter has it, as in the server's own; a foreign one need only have msgpack, of which versions
+before 1.0 must be told that text is text. Tests run both on the same bytes, and prove that what is written is what
+protocol/codec.py writes and reads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ try:
 except ImportError:  # an interpreter other than the server's
     msgspec = None  # type: ignore[assignment]
 
-_pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode if msgspec else msgpack.Packer().pack
-_pack_any_text = msgpack.Packer(unicode_errors="backslashreplace").pack
+_pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode if msgspec else msgpack.Packer(use_bin_type=True).pack
+_pack_any_text = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace").pack
 _SCALARS = {bool, int, float, str}
 
 
@@ -42,7 +43,7 @@ def encode_anew(message: messages.ToBroker) -> bytes:
 def decode_plain(data: Union[bytes, memoryview]) -> ToStub:
     """One header frame from the broker, without msgspec. Raises ProtocolError."""
     try:
-        kind, *fields = msgpack.unpackb(data, use_list=False)
+        kind, *fields = msgpack.unpackb(data, use_list=False, raw=False)
         return _DECODERS[kind](*fields)
     except KeyError:
         raise errors.ProtocolError("unknown message kind") from None
