@@ -82,6 +82,37 @@ main(["serve", "--help"])
     assert "--model-repository" in run(installed, code, tmp_path)
 
 
+def test_a_model_runs_in_the_foreground_from_the_wheel(installed, tmp_path):
+    model = tmp_path / "m" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text("""backend: "python"
+        input [{ name: "X" data_type: TYPE_FP32 dims: [1] }] output [{ name: "X" data_type: TYPE_FP32 dims: [1] }]""")
+    (model.parent / "broker.py").write_text("V = 7")
+    model.write_text("""
+import broker
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        print("broker", broker.V)
+        return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
+""")
+    code = f"from tensorbus.__main__ import main\nprint(main(['run-model', {str(model.parent.parent)!r}]))"
+    said = run(installed, code, tmp_path).splitlines()
+    assert said[0] == "broker 7"
+    assert '"data": [0.0]' in said[1]
+    assert said[2] == "0"
+
+
+def test_the_python_api_is_in_the_wheel(installed, tmp_path):
+    code = """
+import numpy as np, tensorbus
+with tensorbus.Server() as server:
+    server.bind("f", lambda x: x, [tensorbus.Tensor("x", "FP32")], [tensorbus.Tensor("x", "FP32")])
+    print(server.infer("f", {"x": np.float32([5])})["x"].tolist())
+"""
+    assert run(installed, code, tmp_path) == "[5.0]"
+
+
 def test_our_backends_are_in_the_wheel(installed):
     for backend in ("onnxruntime", "pytorch"):
         assert (installed / "stub" / "backends" / backend / "model.py").exists()
