@@ -87,7 +87,7 @@ class Environments:
             report = await _report(python, prefix)
             packages = await self._supplied(python, report)
         except (ArchiveError, ToolFailed, NoInstaller) as error:
-            raise InternalError(f"{env.asked_by}: {error}") from error
+            raise InternalError(f"{env.asked_by}: {_shown(str(error))}") from error
         except OSError as error:
             log.error("an environment cannot be prepared", cause=str(error))  # with the path, which is the operator's
             raise InternalError(f"{env.asked_by}: {_advice(error)}") from error
@@ -214,6 +214,11 @@ def _wished_version(path: Path) -> str:
         return installer.wished_version(path.read_text(errors="replace"))
     except FileNotFoundError:
         return ""
+
+
+def _shown(text: str) -> str:
+    """Names in an archive need not be UTF-8; what clients are told must."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _advice(error: OSError) -> str:

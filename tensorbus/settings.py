@@ -198,6 +198,7 @@ _PYTHON_LIMITS = (
     ("shm-growth-byte-size", 1, "shm-growth-byte-size can't be smaller than or equal to zero."),
     ("stub-timeout-seconds", 1, "stub-timeout-seconds can't be smaller than or equal to zero."),
     ("thread-pool-size", 1, "thread-pool-size can't be less than 1."),
+    ("shm_message_queue_size", -(2**63), ""),
 )
 
 

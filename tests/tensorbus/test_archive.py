@@ -29,7 +29,7 @@ def write(path: Path, *members: tarfile.TarInfo, mode: str = "w:gz") -> Path:
     """Files hold their own name."""
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
         for info in members:
-            data = info.name.encode() if info.isreg() else b""
+            data = os.fsencode(info.name) if info.isreg() else b""
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return path

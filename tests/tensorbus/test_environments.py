@@ -14,6 +14,7 @@ from broker.execution_env import ExecutionEnv
 from protocol.errors import InternalError
 from protocol.interpreters import Interpreter
 from tensorbus.environments import Environments
+from tests.tensorbus.test_archive import member, write
 
 
 @pytest.fixture
@@ -103,6 +104,11 @@ def test_an_archive_that_failed_is_tried_again_and_leaves_nothing(environments: 
         text = refusal(environments, archive)
         assert text.startswith("the one of 'm': the archive cannot be unpacked: ")
     assert not list((tmp_path / "run" / "environments").iterdir())
+
+
+def test_a_name_that_is_no_text_can_be_told(environments: Environments, tmp_path: Path) -> None:
+    archive = write(tmp_path / "env.tar.gz", member("../\udcff"))
+    assert "Path contains '..': '../\\udcff'" in refusal(environments, archive)
 
 
 def test_what_conda_pack_left_to_do_is_done(environments: Environments, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_the_python_backends_first_segment_size() -> None:
         ("stub-timeout-seconds=-1", "stub-timeout-seconds can't be smaller than or equal to zero."),
         ("thread-pool-size=0", "thread-pool-size can't be less than 1."),
         ("shm-growth-byte-size=big", "invalid argument for python,shm-growth-byte-size. Got big"),
+        ("shm_message_queue_size=big", "invalid argument for python,shm_message_queue_size. Got big"),
     ],
 )
 def test_the_python_backends_limits_are_kept(setting: str, reason: str) -> None:
