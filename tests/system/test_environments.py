@@ -130,6 +130,33 @@ def test_an_archive_is_unpacked_once_and_again_after_it_has_changed(
     assert len(server.lines("Extracting Python execution env")) == 2
 
 
+def test_a_backend_may_bring_the_environment_of_its_models(
+    repository: Repository, tmp_path: Path, start: Start
+) -> None:
+    backend = tmp_path / "backends" / "boxed"
+    backend.mkdir(parents=True)
+    pack(environment(tmp_path / "env"), backend / "pb_exec_env_model.py.tar.gz")
+    says = SAYS.format('os.environ["VIRTUAL_ENV"]')
+    (backend / "model.py").write_text((repository.add("own", says) / "model.py").read_text())
+    repository.add("boxed", config=(CONFIG % 1).replace("python", "boxed"))
+    server = start(f"--backend-directory={tmp_path / 'backends'}")
+    assert Path(said(server, "boxed")).is_relative_to(server.temporary)
+
+
+def test_a_configuration_is_completed_in_the_environment_too(
+    repository: Repository, tmp_path: Path, start: Start
+) -> None:
+    code = """
+    @staticmethod
+    def auto_complete_config(config):
+        print("completed in", os.environ["VIRTUAL_ENV"], flush=True)
+        return config
+    """
+    env = environment(tmp_path / "env")
+    repository.add("ident", code, config=config(env))
+    assert start().lines(f"completed in {env}")
+
+
 def test_a_killed_server_leaves_no_unpacked_archive(repository: Repository, tmp_path: Path, start: Start) -> None:
     archive = pack(environment(tmp_path / "env"), tmp_path / "env.tar.gz")
     repository.add("ident", config=config(archive))
