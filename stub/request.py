@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, FrozenSet, List, Literal, Mapping, Optional, Sequence, Set, Union, overload
 
-import numpy as np
-
 from .arguments import incompatible, int_argument, list_argument, not_castable, text_argument
 from .bls import Call
 from .open_request import OpenRequest
@@ -218,7 +216,7 @@ def receive(
 
 
 def _call(function: str, request: InferenceRequest, decoupled: object) -> Call:
-    if not isinstance(decoupled, (bool, np.bool_)):
+    if decoupled is None or not hasattr(type(decoupled), "__bool__"):
         raise incompatible(function, "{}(decoupled: bool = False)".format(function), decoupled)
     message = request._message
     plain = message._replace(id=0, inputs=[], flags=request._flags)

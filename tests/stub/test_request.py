@@ -141,9 +141,10 @@ def test_a_call_to_be_awaited_needs_a_running_loop() -> None:
         make().async_exec()
 
 
-def test_whether_a_call_is_decoupled_is_a_bool() -> None:
+@pytest.mark.parametrize("decoupled", ["yes", None])
+def test_whether_a_call_is_decoupled_is_a_bool(decoupled: Any) -> None:
     with pytest.raises(TypeError):
-        make().exec(decoupled=1)
+        make().exec(decoupled=decoupled)
 
 
 def test_preferred_memory_takes_a_memory_type() -> None:
