@@ -6,7 +6,11 @@ if a response sender ended it, else in ``fail``.
 
 from __future__ import annotations
 
-from broker.calls import Calls, Lease, released
+from itertools import count
+
+from broker.calls import Calls, Lease
+from broker.calls import released as input_lease_ended
+from broker.ensembles import ORIGIN, Ensembles
 from broker.events import Action, Answer, Kill, Say
 from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
 from broker.iterative import again
@@ -15,7 +19,7 @@ from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.releases import Releases
 from broker.roster import Roster
-from metrics.recorder import BACKEND, CANCELED
+from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
 from protocol.messages import Executed, Response, Results
 
@@ -29,10 +33,13 @@ class Answering:
         self._releases = releases
         self._epoch_ms = epoch_ms
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
-        self.calls = Calls(registry)
+        ids = count(-1, -1)
+        self.calls = Calls(registry, ids)
+        self.ensembles = Ensembles(registry, ids, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
         self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
+        self._uncounted_flows: list[tuple[ModelVersion, Pending, Response, int]] = []
 
     def results(
         self, version: ModelVersion, instance: Instance, message: Results, frames: Frames, now: int
@@ -49,9 +56,9 @@ class Answering:
         for request in message.released:
             retained = instance.retained.pop(request, None)
             if retained is not None:
-                actions.append(released(retained))
+                actions += self.released(retained, now)
         for origin, lease in self.calls.read(instance.index, message.read):
-            self.outputs_read(origin, lease, now)
+            actions += self.outputs_read(origin, lease, now)
         return actions
 
     def _executed(
@@ -139,12 +146,33 @@ class Answering:
     ) -> list[Action]:
         if response.lease and any(tensor.shared for tensor in response.outputs):
             self._passed_on.setdefault(origin, set()).add(response.lease)
+        if pending.step is not None:
+            return self.ensembles.answered(version, pending, response, origin, frames, now)
         if pending.caller is None:
             return [Answer(pending, response, origin, frames)]
         actions, is_read = self.calls.answer(version, pending, response, origin, frames)
         if is_read and response.lease:
-            self.outputs_read(origin, response.lease, now)
+            actions += self.outputs_read(origin, response.lease, now)
         return actions
+
+    def respond(
+        self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
+    ) -> list[Action]:
+        """A response of an ensemble."""
+        if version.config.decoupled:
+            _count_response(version, pending, response, now)
+        if response.final:
+            del self.living[pending.request.id]
+            pending.answered = True
+            self._uncounted_flows.append((version, pending, response, now))
+        actions = self.answer(version, pending, response, origin, frames, now)
+        if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
+            actions.append(failure(version, pending, response.error[1]))
+        return actions
+
+    def released(self, pending: Pending, now: int) -> list[Action]:
+        """The input lease of a request whose final response was ``retained`` is over."""
+        return [input_lease_ended(pending)] if pending.step is None else self.ensembles.let_go(pending, now)
 
     def count(self) -> None:
         """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
@@ -157,9 +185,23 @@ class Answering:
                 pending.error = response.error
                 self.count_ended(version, pending, timing, now)
         self._uncounted.clear()
+        for version, pending, response, now in self._uncounted_flows:
+            self._count_flow(version, pending, response, now)
+        self._uncounted_flows.clear()
+
+    def _count_flow(self, version: ModelVersion, pending: Pending, response: Response, now: int) -> None:
+        """An ensemble counts as one execution that takes as long as all its steps."""
+        timing = self.ensembles.take_timing(pending)
+        if response.error is not None:
+            version.recorder.failed(REASONS.get(response.error[0], OTHER), now - pending.arrived_ns)
+            return
+        version.recorder.executed(pending.batch_size, timing.input_ns, timing.infer_ns, timing.output_ns)
+        self.count_ended(version, pending, timing, now)
 
     def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
         """A request that its model has answered; an error among its responses makes it a failure."""
+        if pending.step is not None:
+            self.ensembles.time(pending, timing)
         total_ns = now - pending.arrived_ns
         if pending.error is not None:
             version.recorder.failed(REASONS.get(pending.error[0], BACKEND), total_ns)
@@ -180,8 +222,9 @@ class Answering:
         actions = self.answer(version, pending, refusal(pending.request.id, error), "", (), now)
         return actions if reason == CANCELED else [*actions, failure(version, pending, str(error))]
 
-    def outputs_read(self, origin: str, lease: int, now: int) -> None:
+    def outputs_read(self, origin: str, lease: int, now: int) -> list[Action]:
         """Somebody has read the outputs of a response; the stub that has them is told with its next message."""
+        actions = self.ensembles.read(lease, now) if origin == ORIGIN else []
         found = self._roster.serving(origin)
         if found is not None:
             self._releases.add(found[1], lease, now)
@@ -191,21 +234,28 @@ class Answering:
             if not unread:
                 del self._passed_on[origin]
                 for orphan in self._orphaned.pop(origin, ()):
-                    self.outputs_read(*orphan, now)
+                    actions += self.outputs_read(*orphan, now)
+        return actions
 
-    def caller_died(self, key: str, instance: Instance, now: int) -> list[Pending]:
+    def caller_died(self, key: str, instance: Instance, now: int) -> tuple[list[Pending], list[Action]]:
         """Ends the leases that a dead process has had; returns the calls that it made, which nobody wants now."""
         calls, leases = self.calls.died(instance.index)
+        actions: list[Action] = []
         if key in self._passed_on:
             self._orphaned[key] = leases
-            return calls
+            return calls, actions
         for origin, lease in leases:
-            self.outputs_read(origin, lease, now)
-        return calls
+            actions += self.outputs_read(origin, lease, now)
+        return calls, actions
+
+    def lends(self, version: ModelVersion) -> bool:
+        """Whether models look at outputs of it, or steps of ensembles are to."""
+        return self.calls.lends(version) or self.ensembles.lends(version)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self.calls.check(set(self.living))
+        self.ensembles.check(set(self.living))
 
 
 def _count_response(version: ModelVersion, pending: Pending, response: Response, now: int) -> None:

@@ -6,14 +6,14 @@ for models, where the name of the model called comes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from broker.events import Action, InputsReleased, Send
 from broker.model import ModelVersion
 from broker.queue import Caller, Frames, Pending
 from broker.registry import Registry
 from protocol.errors import InternalError, NotFound, ServingError, Unavailable
-from protocol.messages import ANSWERED, RETURNED, Answered, Call, Response, Returned, TensorRef
+from protocol.messages import ANSWERED, RETURNED, Answered, Call, Request, Response, Returned, TensorRef
 from protocol.validation import client_shape
 
 Lease = tuple[str, int]  # the key of the stub that holds the outputs, and its number for them
@@ -22,12 +22,13 @@ Lease = tuple[str, int]  # the key of the stub that holds the outputs, and its n
 class Calls:
     """Invariant: a call is in here from ``open`` to its final answer, a lease from an answer until it was read."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, ids: Iterator[int]) -> None:
+        """``ids`` are for requests that no gateway has made."""
         self._registry = registry
+        self._ids = ids
         self._calls: dict[tuple[str, int], Pending] = {}
         self._of: dict[int, dict[int, Pending]] = {}  # by the caller's index, then by request id
         self._borrowed: dict[int, set[Lease]] = {}  # by the caller's index
-        self._last = 0
 
     def open(self, message: Call, caller: Caller, frames: Frames, now: int) -> tuple[ModelVersion, Pending]:
         """The request to queue. Raises InternalError with the text for the calling model."""
@@ -63,15 +64,9 @@ class Calls:
 
     def _request(self, version: ModelVersion, message: Call, caller: Caller, frames: Frames, now: int) -> Pending:
         request = message.request
-        inputs = [
-            # Of a tensor in shared memory all that is known here is its length.
-            (name, datatype, list(shape), frames[place] if isinstance(place, int) else range(place.nbytes), None)
-            for name, datatype, shape, place, _ in request.inputs
-        ]
-        shapes = version.checker.check(request.request_id, inputs, request.outputs)
-        self._last -= 1
+        shapes = model_shapes(version, request, frames)
         request = request._replace(
-            id=self._last,
+            id=next(self._ids),
             version=version.version,
             inputs=[tensor._replace(shape=shape) for tensor, shape in zip(request.inputs, shapes, strict=True)],
         )
@@ -96,7 +91,7 @@ class Calls:
         if not caller.key:
             return [], True
         if version.checker.reshaped and response.outputs:
-            response = response._replace(outputs=[_as_callers_see(version, tensor) for tensor in response.outputs])
+            response = response._replace(outputs=[as_clients_see(version, tensor) for tensor in response.outputs])
         if not caller.shared:
             answered = Answered(ANSWERED, caller.call, response._replace(lease=0), origin)
             return [Send(caller.key, answered, frames, shared=False)], True
@@ -142,6 +137,16 @@ def not_ready(model: str) -> InternalError:
     return InternalError(f"Failed for execute the inference request. Model '{model}' is not ready.")
 
 
+def model_shapes(version: ModelVersion, request: Request, frames: Frames) -> list[tuple[int, ...]]:
+    """The shapes of the inputs as the model gets them. Raises InvalidArgument if they are none for it."""
+    inputs = [
+        # Of a tensor in shared memory all that is known here is its length.
+        (name, datatype, list(shape), frames[place] if isinstance(place, int) else range(place.nbytes), None)
+        for name, datatype, shape, place, _ in request.inputs
+    ]
+    return version.checker.check(request.request_id, inputs, request.outputs)
+
+
 def released(pending: Pending) -> Action:
     """The input lease of a request whose final response was ``retained`` is over."""
     caller = pending.caller
@@ -150,7 +155,8 @@ def released(pending: Pending) -> Action:
     return Send(caller.key, Returned(RETURNED, [caller.call]))
 
 
-def _as_callers_see(version: ModelVersion, tensor: TensorRef) -> TensorRef:
+def as_clients_see(version: ModelVersion, tensor: TensorRef) -> TensorRef:
+    """An output with its reshape undone."""
     spec = version.checker.reshaped.get(tensor.name)
     if spec is None:
         return tensor

@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
+from broker import time_limits
 from broker.backends import Backend
 from broker.config_instances import check_instance_groups, normalize_instance_groups
 from broker.config_io import check_io
@@ -87,6 +88,8 @@ def _check_parameters(config: ModelConfig) -> None:
     value = config.parameters.get(_FORCE_CPU, "yes")
     if value not in ("yes", "no"):
         raise Unsupported(f"Incorrect value for {_FORCE_CPU}: {value}'")
+    for parameter in (time_limits.LOAD, time_limits.EXECUTE):
+        time_limits.limit_ns(config, parameter)
 
 
 def not_served(config: ModelConfig) -> list[str]:

@@ -46,6 +46,7 @@ from broker.requests import Requests
 from broker.roster import Roster
 from broker.settings import BrokerSettings
 from broker.startup import Startup, end_processes
+from broker.time_limits import TimeLimits
 from metrics.recorder import Recorder
 from protocol.messages import (
     Call,
@@ -80,13 +81,20 @@ class Core:
         self._releases = Releases(settings.release_delay_ns)
         self._answering = Answering(self.registry, self._roster, self._releases, epoch_ms)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
+        self._limits = TimeLimits()
         self._requests = Requests(
-            settings, self.registry, self._roster, self._releases, self._answering, self.readiness.ask
+            settings, self.registry, self._roster, self._releases, self._answering, self._limits, self.readiness.ask
         )
         self._startup = Startup(
-            settings, self.registry, self._roster, probe, nonce, lambda *settled: self._control.settled(*settled)
+            settings,
+            self.registry,
+            self._roster,
+            probe,
+            nonce,
+            self._limits,
+            lambda *settled: self._control.settled(*settled),
         )
-        self._recovery = Recovery(settings, self._roster, self._answering.fail, self._answering.count_ended)
+        self._recovery = Recovery(settings, self._roster, self._answering)
         self._control = ModelControl(
             settings,
             self.registry,
@@ -94,7 +102,7 @@ class Core:
             recorder,
             self._startup,
             self.readiness.ask,
-            self._answering.calls.lends,
+            self._answering.lends,
         )
         self._metrics = MetricsOfModels(recorder.custom, self._roster)
         self._on_event: dict[type, Callable[[Any, int], list[Action]]] = {
@@ -114,7 +122,10 @@ class Core:
             StartServing: self._control.start,
             StopServing: self._stop_serving,
         }
-        self._on_message: dict[type, Callable[[str, Any, Frames, int], list[Action]]] = {
+        self._on_message = self._message_table()
+
+    def _message_table(self) -> dict[type, Callable[[str, Any, Frames, int], list[Action]]]:
+        return {
             Results: self._results,
             Call: self._requests.call,
             CancelCall: self._requests.cancel_call,
@@ -151,11 +162,13 @@ class Core:
             return []
         version, instance = found
         self._requests.touch(version)
-        return self._answering.results(version, instance, message, frames, now)
+        actions = self._answering.results(version, instance, message, frames, now)
+        if message.executed:
+            self._requests.limit(version, instance, now)
+        return actions
 
     def _outputs_read(self, event: OutputsRead, now: int) -> list[Action]:
-        self._answering.outputs_read(event.origin, event.lease, now)
-        return []
+        return self._answering.outputs_read(event.origin, event.lease, now)
 
     def _log(self, key: str, message: Log, frames: Frames, now: int) -> list[Action]:
         return [ModelSaid(message.level, message.file, message.line, message.text)]
@@ -169,6 +182,7 @@ class Core:
         return self._startup.said(key, message, now)
 
     def _stub_died(self, event: StubDied, now: int) -> list[Action]:
+        event = event._replace(verdict=self._limits.died(event.key))
         configuring, found = self._roster.configuring(event.key), self._roster.serving(event.key)
         self._roster.remove(event.key)
         if configuring is not None:
@@ -183,9 +197,10 @@ class Core:
         self._releases.take(instance)
         self._requests.touch(version)
         actions = self._instance_died(version, instance, event, now)
-        for call in self._answering.caller_died(event.key, instance, now):
+        calls, ended = self._answering.caller_died(event.key, instance, now)
+        for call in calls:
             actions += self._requests.cancel(call.request.id, now)
-        return actions + self.readiness.died(event.key, now)
+        return actions + ended + self.readiness.died(event.key, now)
 
     def _instance_died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
         if version.state is VersionState.LOADING:
@@ -224,6 +239,7 @@ class Core:
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
             self._control.next_deadline(),
+            self._limits.next_deadline(),
         )
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -233,6 +249,7 @@ class Core:
 
     def _deadline_passed(self, event: DeadlinePassed, now: int) -> list[Action]:
         actions = self._requests.deadline_passed(now)
+        actions += self._limits.deadline_passed(now)
         return actions + self._recovery.restart_due(now) + self.readiness.give_up(now)
 
     # --- is it ready? ---------------------------------------------------------------------------------------------
@@ -273,3 +290,4 @@ class Core:
         self.readiness.check()
         self._control.check()
         self._metrics.check()
+        self._limits.check()

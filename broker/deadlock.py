@@ -1,32 +1,41 @@
 """Finds calls between models that could never end: each of them waits for an instance that waits for it.
 
 A call waits for its instance, or in the queue for any instance of its version; an instance waits for every call that
-its running batch cannot end without. What can go on is what this graph reaches from instances that wait for nothing.
+its running batch cannot end without. A request to an ensemble waits for all its running steps, as an instance does for
+its calls. What can go on is what this graph reaches from instances that wait for nothing.
 """
 
 from __future__ import annotations
 
 from broker.calls import Calls
+from broker.ensembles import Ensembles
 from broker.instance import Instance
 from broker.model import ModelVersion
 from broker.queue import Pending
 
 Living = dict[int, tuple[ModelVersion, Pending]]  # requests by id
+Taker = tuple[str, int]  # ("instance", its index) or ("ensemble", id of the request)
 
 
-def is_stuck(call: Pending, calls: Calls, living: Living) -> bool:
+def is_stuck(call: Pending, calls: Calls, ensembles: Ensembles, living: Living) -> bool:
     """Whether the call waits in vain. Cheap unless instances of its model wait for calls themselves."""
-    needs: dict[int, list[Pending]] = {}  # what each instance waits for
-    takers: dict[int, list[int]] = {}  # the instances that each call waits for, by request id
+    needs: dict[Taker, list[Pending]] = {}  # what each instance waits for
+    takers: dict[int, list[Taker]] = {}  # the instances that each call waits for, by request id
     to_visit = [call]
     while to_visit:
         pending = to_visit.pop()
-        takers[pending.request.id] = []
+        id = pending.request.id
+        takers[id] = []
+        if living[id][0].plan is not None:
+            takers[id].append(("ensemble", id))
+            needs["ensemble", id] = ensembles.running(id)
+            to_visit += [one for one in needs["ensemble", id] if one.request.id not in takers]
         for instance in _waited_for(pending, living):
-            takers[pending.request.id].append(instance.index)
-            if instance.index not in needs:
-                needs[instance.index] = _waits_for(instance, calls)
-                to_visit += [one for one in needs[instance.index] if one.request.id not in takers]
+            taker = ("instance", instance.index)
+            takers[id].append(taker)
+            if taker not in needs:
+                needs[taker] = _waits_for(instance, calls)
+                to_visit += [one for one in needs[taker] if one.request.id not in takers]
     return not _goes_on(call, needs, takers)
 
 
@@ -44,14 +53,14 @@ def _waits_for(instance: Instance, calls: Calls) -> list[Pending]:
     return [one for one in calls.of(instance.index) if one.caller is not None and one.caller.waits]
 
 
-def _goes_on(call: Pending, needs: dict[int, list[Pending]], takers: dict[int, list[int]]) -> bool:
+def _goes_on(call: Pending, needs: dict[Taker, list[Pending]], takers: dict[int, list[Taker]]) -> bool:
     """The least fixed point: an instance goes on if all that it needs does, a call if any of its takers does."""
-    going: set[int] = set()
+    going: set[Taker] = set()
     while True:
         more = {
-            index
-            for index, needed in needs.items()
-            if index not in going and all(going.intersection(takers[one.request.id]) for one in needed)
+            taker
+            for taker, needed in needs.items()
+            if taker not in going and all(going.intersection(takers[one.request.id]) for one in needed)
         }
         if not more:
             return bool(going.intersection(takers[call.request.id]))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union
 
 from broker.execution_env import ExecutionEnv
+from broker.instance import not_healthy
 from broker.model import ModelVersion, VersionSource
 from broker.queue import Frames, Pending, Sink
-from protocol.errors import ServingError
+from protocol.errors import InternalError, ServingError
 from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, ToBroker, ToStub
 
@@ -52,6 +53,11 @@ class StubDied(NamedTuple):
     key: str
     status: int
     inside: int | None
+    verdict: str = ""  # what clients are told, if the core has had it killed
+
+    def error(self, instance: str) -> InternalError:
+        """For what the process was doing."""
+        return InternalError(self.verdict) if self.verdict else not_healthy(instance)
 
     @property
     def cause(self) -> str:
@@ -207,6 +213,12 @@ class Kill(NamedTuple):
     key: str
 
 
+class Abort(NamedTuple):
+    """Have a stub write down the stacks of its threads, and die."""
+
+    key: str
+
+
 class Watch(NamedTuple):
     """The stub's status word lies in the header of this segment."""
 
@@ -266,6 +278,7 @@ Action = Union[
     Prepare,
     Spawn,
     Kill,
+    Abort,
     Watch,
     Say,
     ModelSaid,

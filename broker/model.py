@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from broker.batcher import Batching, batching
+from broker.ensemble import Plan
 from broker.instance import Instance, InstanceState
 from broker.model_config import ModelConfig
 from broker.queue import RequestQueue
@@ -66,11 +67,14 @@ class ModelVersion:
         "accepts_until",
         "config",
         "configuring",
+        "expected",
+        "flows",
         "generation",
         "instances",
         "interpreter",
         "is_up",
         "load_started_ns",
+        "plan",
         "queue",
         "reason",
         "recorder",
@@ -91,6 +95,9 @@ class ModelVersion:
         self.instances: list[Instance] = []
         self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
         self.queue = RequestQueue()
+        self.plan: Plan | None = None  # of an ensemble, which has no instances
+        self.flows = 0  # requests that run through it, of an ensemble
+        self.expected = 0  # requests to ensembles that may still come to it
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
         self.load_started_ns = now
@@ -147,10 +154,11 @@ class ModelVersion:
     def in_flight(self) -> int:
         """Requests that are not answered finally."""
         held = sum(len(batch.unanswered()) for instance in self.instances for batch in instance.outstanding)
-        return held + sum(len(instance.open) for instance in self.instances) + len(self.queue)
+        return held + sum(len(instance.open) for instance in self.instances) + len(self.queue) + self.flows
 
     def gone(self) -> bool:
-        return self.configuring is None and all(one.state is InstanceState.GONE for one in self.instances)
+        gone = all(one.state is InstanceState.GONE for one in self.instances)
+        return gone and self.configuring is None and not self.flows
 
     def check(self) -> None:
         self.queue.check()

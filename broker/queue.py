@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from protocol.messages import Request, Response
+
+if TYPE_CHECKING:
+    from broker.ensembles import StepOf
 
 Frames = Sequence[memoryview | bytes]
 
@@ -47,6 +50,7 @@ class Pending:
         "responded_ns",
         "responses",
         "sink",
+        "step",
         "unwanted",
     )
 
@@ -61,8 +65,9 @@ class Pending:
     ) -> None:
         self.request = request
         self.frames = frames
-        self.sink = sink  # None if it has a caller
+        self.sink = sink  # None if it has a caller, or is a step
         self.caller = caller
+        self.step: StepOf | None = None  # of a request to an ensemble
         self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch
         self.arrived_ns = arrived_ns
         self.requeued = False  # it was behind a request whose instance died
@@ -73,6 +78,13 @@ class Pending:
         self.answered = False  # finally
         self.responses = 0  # so far, of a decoupled model
         self.responded_ns = 0  # when the last of them came; before that, when the request left for its instance
+
+    @property
+    def waits(self) -> bool:
+        """Whether the execution of another model cannot end before it."""
+        if self.step is not None:
+            return self.step.flow.pending.waits
+        return self.caller is not None and self.caller.waits
 
 
 class RequestQueue:

@@ -7,9 +7,7 @@ a second such death on their way fails them too, or a request that kills its rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from broker.calls import released
+from broker.answering import Answering
 from broker.events import Action, Say, Spawn, StubDied
 from broker.instance import Instance, InstanceEvent, InstanceState, Timing, not_healthy
 from broker.model import ModelVersion
@@ -17,32 +15,26 @@ from broker.queue import Pending
 from broker.roster import Roster
 from broker.settings import BrokerSettings
 from broker.startup import start_process
-from protocol.errors import ServingError
-
-Fail = Callable[[ModelVersion, Pending, ServingError, int], list[Action]]
-CountEnded = Callable[[ModelVersion, Pending, Timing, int], None]
 
 
 class Recovery:
-    """``fail`` is the core's terminal transition for a request that ends in an error; ``count_ended`` is for those
-    that were answered."""
-
-    def __init__(self, settings: BrokerSettings, roster: Roster, fail: Fail, count_ended: CountEnded) -> None:
+    def __init__(self, settings: BrokerSettings, roster: Roster, answering: Answering) -> None:
         self._settings = settings
         self._roster = roster
-        self._fail = fail
-        self._count_ended = count_ended
+        self._answering = answering
         self._backing_off: dict[Instance, ModelVersion] = {}
 
     def died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
         """The process of an instance of a READY (or stopping) version."""
-        actions: list[Action] = [released(pending) for pending in instance.retained.values()]
+        actions: list[Action] = []
+        for pending in instance.retained.values():
+            actions += self._answering.released(pending, now)
         instance.retained.clear()
         instance.released = []
         for pending, _, _ in instance.open.values():
-            actions += self._fail(version, pending, not_healthy(instance.spec.name), now)
+            actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
         instance.open.clear()
-        actions += self._give_up_batches(version, instance, event.inside, now)
+        actions += self._give_up_batches(version, instance, event, now)
         expected = instance.state is InstanceState.FINISHING
         instance.on(InstanceEvent.DIED)
         if expected:
@@ -56,8 +48,8 @@ class Recovery:
         # Restart first: an instance that is on its way up is worth waiting for.
         return actions + self.restart_due(now) + self._fail_hopeless(version, now)
 
-    def _give_up_batches(self, version: ModelVersion, instance: Instance, inside: int | None, now: int) -> list[Action]:
-        batches = list(instance.outstanding)
+    def _give_up_batches(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
+        batches, inside = list(instance.outstanding), event.inside
         instance.outstanding.clear()
         if inside is None and batches:
             inside = batches[0].id  # unknown: the first that it had not answered
@@ -66,10 +58,10 @@ class Recovery:
         spared: list[Pending] = []
         for batch in batches:
             for pending, ended_ns in batch.ended:
-                self._count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
+                self._answering.count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
             for pending in batch.unanswered():
                 if batch.id == inside or (pending.requeued and not culprit_known):
-                    actions += self._fail(version, pending, not_healthy(instance.spec.name), now)
+                    actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
                 else:
                     spared.append(pending)
         self._requeue(version, spared)
@@ -91,7 +83,7 @@ class Recovery:
         actions: list[Action] = []
         for pending in version.queue.drain():
             version.recorder.dequeued()
-            actions += self._fail(version, pending, not_healthy(dead.spec.name), now)
+            actions += self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
         return actions
 
     def restart_due(self, now: int) -> list[Action]:

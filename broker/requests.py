@@ -20,6 +20,8 @@ from broker.releases import Releases
 from broker.roster import Roster
 from broker.scheduler import assign
 from broker.settings import BrokerSettings
+from broker.time_limits import EXECUTE as EXECUTE_LIMIT
+from broker.time_limits import TimeLimits
 from metrics.recorder import REJECTED
 from protocol.errors import STOPPING, Cancelled, InternalError, NotFound, ServingError, Unavailable
 from protocol.messages import (
@@ -47,6 +49,7 @@ class Requests:
         roster: Roster,
         releases: Releases,
         answering: Answering,
+        limits: TimeLimits,
         ask_ready: Callable[[ModelVersion, int, Then], list[Action]],
     ) -> None:
         self._settings = settings
@@ -54,6 +57,7 @@ class Requests:
         self._roster = roster
         self._releases = releases
         self._answering = answering
+        self._limits = limits
         self._ask_ready = ask_ready
         self._early_calls: set[tuple[str, int]] = set()  # of models that have still to say whether they are ready
         self._waiting_calls: list[Pending] = []  # that came in this turn
@@ -127,6 +131,8 @@ class Requests:
             full = refusal(pending.request.id, Unavailable(f"[request id: {id}] Exceeds maximum queue size"))
             return self._answering.answer(version, pending, full, "", (), now)
         self._answering.living[pending.request.id] = (version, pending)
+        if version.plan is not None:
+            return self._answering.ensembles.begin(version, pending, now)
         dead = version.dead_instance()
         if dead is not None:
             return self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
@@ -163,6 +169,9 @@ class Requests:
         if found is None or found[1].unwanted:
             return []
         version, pending = found
+        if version.plan is not None:
+            pending.unwanted = True
+            return self._cancel_all(self._answering.ensembles.cancel(request), now)
         if not pending.holder:
             version.queue.cancel(pending)
             version.recorder.dequeued()
@@ -175,12 +184,18 @@ class Requests:
                 actions += self.cancel(call.request.id, now)
         return actions
 
+    def _cancel_all(self, requests: Iterable[int], now: int) -> list[Action]:
+        actions: list[Action] = []
+        for request in requests:
+            actions += self.cancel(request, now)
+        return actions
+
     # --- it goes to an instance -----------------------------------------------------------------------------------
 
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work."""
         self._answering.count()
-        actions: list[Action] = []
+        actions = self._queue_steps(now)
         for version in self._dirty:
             if not version.queue:
                 continue
@@ -191,7 +206,23 @@ class Requests:
                 self._again[version] = again_ns
         self._dirty.clear()
         if self._waiting_calls:
-            actions += self._fail_stuck(now)
+            actions += self._fail_stuck(now) + self._queue_steps(now)
+        return actions
+
+    def _queue_steps(self, now: int) -> list[Action]:
+        """What ensembles want done since the last turn; of some steps it is known at once that they fail."""
+        ensembles = self._answering.ensembles
+        actions = self._cancel_all(ensembles.take_unwanted(), now)
+        while opened := ensembles.take_opened():
+            for version, pending in opened:
+                if not ensembles.is_wanted(pending):
+                    gone = refusal(pending.request.id, Cancelled(""))
+                    actions += self._answering.answer(version, pending, gone, "", (), now)
+                    continue
+                actions += self._enqueue(version, pending, now)
+                if pending.waits:
+                    self._waiting_calls.append(pending)
+            actions += self._cancel_all(ensembles.take_unwanted(), now)
         return actions
 
     def _fail_stuck(self, now: int) -> list[Action]:
@@ -199,7 +230,7 @@ class Requests:
         actions: list[Action] = []
         for pending in self._waiting_calls:
             found = self._answering.living.get(pending.request.id)
-            if found is None or pending.holder or not is_stuck(pending, self._answering.calls, self._answering.living):
+            if found is None or pending.holder or not self._is_stuck(pending):
                 continue
             version = found[0]
             version.queue.cancel(pending)
@@ -212,9 +243,13 @@ class Requests:
         self._waiting_calls.clear()
         return actions
 
+    def _is_stuck(self, pending: Pending) -> bool:
+        return is_stuck(pending, self._answering.calls, self._answering.ensembles, self._answering.living)
+
     def _execute(self, version: ModelVersion, instance: Instance, batches: list[list[Pending]], now: int) -> Send:
         sent = []
         frames: list[memoryview | bytes] = []
+        idle = not instance.outstanding
         for pendings in batches:
             self._last_batch += 1
             requests = []
@@ -225,7 +260,18 @@ class Requests:
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now))
             sent.append(Batch(self._last_batch, requests))
+        if idle:
+            self.limit(version, instance, now)
         return self._send(instance, sent, frames)
+
+    def limit(self, version: ModelVersion, instance: Instance, now: int) -> None:
+        """It begins with the next batch that it holds, if any."""
+        if EXECUTE_LIMIT not in version.config.parameters:
+            return
+        if instance.outstanding:
+            self._limits.begin(instance.key, instance.spec.name, version.config, EXECUTE_LIMIT, now)
+        else:
+            self._limits.done(instance.key)
 
     # --- time -----------------------------------------------------------------------------------------------------
 

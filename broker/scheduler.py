@@ -72,7 +72,7 @@ def _take(version: ModelVersion, room: int, held: int) -> list[list[Pending]]:
         pending = queue.pop()
         if pending is None:
             break
-        if pending.caller is not None and pending.caller.waits and held + len(batches):
+        if pending.waits and held + len(batches):
             queue.push_front([pending])
             break
         batches.append([pending])

@@ -16,6 +16,7 @@ import zmq
 
 from broker.core import Core
 from broker.events import (
+    Abort,
     Action,
     Answer,
     AskedReady,
@@ -83,8 +84,8 @@ class Repositories(Protocol):
 
 
 class BrokerServer:
-    """Owns the socket. ``spawn(key, title, interpreter)`` and ``kill(key)`` are a launcher's; ``prepare`` makes an
-    environment ready and may take long; ``said`` logs a model's own line."""
+    """Owns the socket. ``spawn(key, title, interpreter)``, ``kill(key)`` and ``abort(key)`` are a launcher's;
+    ``prepare`` makes an environment ready and may take long; ``said`` logs a model's own line."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class BrokerServer:
         reader: Reader,
         spawn: Callable[[str, str, Interpreter | None], None],
         kill: Callable[[str], None],
+        abort: Callable[[str], None],
         prepare: Callable[[ExecutionEnv], Awaitable[Interpreter]],
         repositories: Repositories,
         said: Callable[[ModelSaid], None],
@@ -120,6 +122,7 @@ class BrokerServer:
             Done: lambda action: action.asker(action.error),
             Spawn: lambda action: spawn(action.key, action.title, action.interpreter),
             Kill: lambda action: kill(action.key),
+            Abort: lambda action: abort(action.key),
             Watch: self._watch,
             TellReady: lambda action: action.done(action.ready),
             Say: self._say,

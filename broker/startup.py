@@ -15,13 +15,15 @@ from collections.abc import Callable
 from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
 from broker.events import Action, Kill, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
-from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
+from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.model import UNLOADED, Generation, ModelVersion, VersionState
 from broker.model_config import ModelConfig
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
 from broker.signature import initialize_args, signature
+from broker.time_limits import LOAD as LOAD_LIMIT
+from broker.time_limits import TimeLimits
 from protocol.errors import InternalError, ServingError, error_of
 from protocol.messages import FINISH, LOAD, VERSION, Configured, Failed, Finish, Handle, Hello, Load, Ready
 
@@ -36,6 +38,7 @@ class Startup:
         roster: Roster,
         probe: Handle,
         nonce: bytes,
+        limits: TimeLimits,
         settled: Callable[[Generation, int], list[Action]],
     ) -> None:
         """``settled`` is told when every version of a generation is up or has failed."""
@@ -44,6 +47,7 @@ class Startup:
         self._roster = roster
         self._probe = probe
         self._nonce = nonce
+        self._limits = limits
         self._settled = settled
         self._waiting: deque[ModelVersion] = deque()
         self._busy: set[ModelVersion] = set()
@@ -139,7 +143,8 @@ class Startup:
         if found is not None and found[1].state is InstanceState.FINISHING:  # it did not know yet
             return []
         if isinstance(message, Hello):
-            return self._hello(key, message)
+            return self._hello(key, message, now)
+        self._limits.done(key)
         configuring = self._roster.configuring(key)
         if configuring is not None:
             return self._configured(configuring, message, now)
@@ -152,18 +157,20 @@ class Startup:
             return self._instance_failed(version, instance, message, now)
         return [Kill(key)]
 
-    def _hello(self, key: str, message: Hello) -> list[Action]:
+    def _hello(self, key: str, message: Hello, now: int) -> list[Action]:
         if message.version != VERSION:
             return [Kill(key), Say("error", "a stub speaks another protocol version", {"version": message.version})]
         configuring = self._roster.configuring(key)
         if configuring is not None:
             config = with_settings(configuring.config, self._backend(configuring))
+            self._limits.begin(key, configuring.name, configuring.config, LOAD_LIMIT, now)
             return [self._send_load(key, "auto_complete", configuring, auto_complete_args(configuring, config))]
         found = self._roster.serving(key)
         if found is None:
             return []
         version, instance = found
         instance.on(InstanceEvent.HELLO)
+        self._limits.begin(key, instance.spec.name, version.config, LOAD_LIMIT, now)
         config = with_settings(version.config, self._backend(version))
         args = initialize_args(config, instance.spec, version.version, version.source.directory)
         return [self._send_load(key, "serve", version, args)]
@@ -215,7 +222,7 @@ class Startup:
 
     def process_died(self, version: ModelVersion, name: str, event: StubDied, now: int) -> list[Action]:
         """A process of a version that is still loading died before it had said why."""
-        failed = self.fail(version, not_healthy(name), now)
+        failed = self.fail(version, event.error(name), now)
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
 

@@ -9,6 +9,7 @@ It talks to the launcher by lines of JSON over a socket pair:
     ["spawn", key, title, interpreter]   start a stub; null: fork, else run that (protocol/interpreters.py)
                                          with it comes the descriptor that is to be its stdout and stderr
     ["kill", key]                        SIGKILL
+    ["abort", key]                       SIGABRT, and no core file
     ["close"]                            kill all stubs and exit; the end of the socket says that the server died, too
 
     ["ready"]                       all is imported
@@ -23,6 +24,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import selectors
 import shutil
@@ -110,7 +112,10 @@ class ForkServer:
                 Start(self._bus, key, title), interpreters.Interpreter(*interpreter) if interpreter else None
             )
         for pid in [pid for pid, its_key in self._keys.items() if its_key == key]:
-            _kill(pid)
+            if verb == "abort":
+                _abort(pid)
+            else:
+                _kill(pid)
         return None
 
     def _spawn(self, start: Start, interpreter: Optional[interpreters.Interpreter]) -> Optional[Start]:
@@ -189,6 +194,13 @@ class ForkServer:
     def _tell(self, *words: object) -> None:
         with contextlib.suppress(OSError):  # the end of a dead server's socket is read, not noticed here
             self._server.sendall(json.dumps(words).encode() + b"\n")
+
+
+def _abort(pid: int) -> None:
+    """Its streams lead to the log, and its handler of fatal signals writes the stacks there (streams.py)."""
+    if sys.platform == "linux":
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
+    os.kill(pid, signal.SIGABRT)
 
 
 def _kill(pid: int) -> None:

@@ -73,6 +73,11 @@ class Launcher:
         if self._fork_server is not None:
             self._fork_server.order("kill", key)
 
+    def abort(self, key: str) -> None:
+        """SIGABRT for a stub, which has it write down where its threads are, and die."""
+        if self._fork_server is not None:
+            self._fork_server.order("abort", key)
+
     async def close(self) -> None:
         """Kills what is left and returns when all of it is dead and swept. The run directory stays the server's."""
         self._closing = True

@@ -96,6 +96,7 @@ class Server:
             self._reader,
             self.functions.spawn,
             self.functions.kill,
+            self._launcher.abort,
             environments.interpreter,
             self.repositories,
             _said,

@@ -73,6 +73,7 @@ class World:
             Reader("/dev/shm"),
             lambda key, title, interpreter: self.spawned.append(key),
             self.killed.append,
+            self.killed.append,
             self.prepare,
             self,
             self.hear,

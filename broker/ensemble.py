@@ -1,0 +1,282 @@
+"""One request on its way through an ensemble: which step runs when, what it is given, and what the client gets.
+
+Tensors have names inside the ensemble. A step runs when all that it reads is there, once for each iteration: a step
+in a decoupled model opens an iteration with every response, and what follows it runs as often. A tensor is forgotten
+once all its readers have had it. Pure: what is to be done comes back as Progress; nothing here knows of queues or stubs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocol.errors import InvalidArgument
+from protocol.messages import TensorRef
+from protocol.signature import TensorSpec
+
+
+class Part(NamedTuple):
+    """What an ensemble must know of a model that one of its steps runs in."""
+
+    max_batch_size: int
+    decoupled: bool
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Step(NamedTuple):
+    """``inputs`` are (the model's name, the ensemble's name), and so are ``outputs``."""
+
+    model: str
+    version: int  # -1 is the highest
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An ensemble that has been checked: its steps form a graph from its inputs to its outputs, without a circle."""
+
+    ensemble: str
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    max_inflight: int  # of the requests of one step at a time; 0 is no limit
+
+    @property
+    def decoupled(self) -> bool:
+        return any(step.part.decoupled for step in self.steps)
+
+    @property
+    def models(self) -> set[str]:
+        return {step.model for step in self.steps}
+
+    def needed(self, outputs: Sequence[str]) -> list[int]:
+        """The steps without which these outputs do not come about."""
+        writer = {tensor: index for index, step in enumerate(self.steps) for _, tensor in step.outputs}
+        found: set[int] = set()
+        ahead = list(outputs)
+        while ahead:
+            index = writer.get(ahead.pop())
+            if index is not None and index not in found:
+                found.add(index)
+                ahead += [tensor for _, tensor in self.steps[index].inputs]
+        return sorted(found)
+
+
+class Memory:
+    """What tensors lie in: the outputs of one response, or with origin "" the inputs of the ensemble's request.
+
+    ``uses`` counts who looks at it: tensors that wait for readers, steps that were given them, responses."""
+
+    __slots__ = ("lease", "origin", "uses")
+
+    def __init__(self, origin: str, lease: int) -> None:
+        self.origin = origin
+        self.lease = lease
+        self.uses = 0
+
+
+class SequenceMark(NamedTuple):
+    """What a request says of its sequence."""
+
+    correlation_id: int | str
+    flags: int
+
+
+class Value(NamedTuple):
+    """A tensor. ``frame`` are its bytes if they lie in no shared memory, ``memory`` what must not go before it."""
+
+    tensor: TensorRef
+    frame: memoryview | bytes | None
+    memory: Memory | None
+    mark: SequenceMark | None = None  # given by the response that brought it, in place of the request's own
+
+
+class Started(NamedTuple):
+    """A step that runs: a request to its model."""
+
+    number: int
+    step: int
+    iteration: int
+    inputs: list[tuple[str, Value]]  # by the model's names
+
+
+class Progress(NamedTuple):
+    """Steps to start, then responses to send, by the ensemble's names. It is over after them if nothing runs."""
+
+    started: list[Started]
+    responses: list[dict[str, Value]]
+    over: bool
+
+
+class _Kept:
+    """A tensor of one iteration with the readers that it still waits for. None is one that its step did not give."""
+
+    __slots__ = ("left", "value")
+
+    def __init__(self, value: Value | None, left: int) -> None:
+        self.value = value
+        self.left = left
+
+
+class Run:
+    """Invariant: a memory has a use for each kept tensor, each running step's input and each unread response in it.
+
+    ``ended`` are the memories that nobody looks at any more; the owner of the run takes them from there."""
+
+    def __init__(self, plan: Plan, outputs: Sequence[str]) -> None:
+        """``outputs`` are the requested ones; none is all."""
+        self.plan = plan
+        self.outputs = [name for name in plan.outputs if name in outputs or not outputs]
+        self.running: dict[int, Started] = {}
+        self.over = False
+        self.ended: list[Memory] = []
+        self._readers: dict[str, list[int]] = {}  # of each tensor, a step once for each of its inputs
+        for index in plan.needed(self.outputs):
+            for _, tensor in plan.steps[index].inputs:
+                self._readers.setdefault(tensor, []).append(index)
+        self._kept: dict[tuple[str, int], _Kept] = {}
+        self._iterations: dict[str, int] = {}  # so far, of what a decoupled step writes
+        self._waiting: deque[Started] = deque()  # for others of their step to end
+        self._last = 0
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def begin(self, inputs: Mapping[str, Value | None]) -> Progress:
+        """All inputs of the ensemble; None is an optional one that the request does not have."""
+        return self._go_on({(name, 0): value for name, value in inputs.items()})
+
+    def responded(self, number: int, outputs: Mapping[str, Value], final: bool) -> Progress:
+        """A step's response, by the model's names. Of a decoupled model a final one without outputs tells only that."""
+        started = self.running[number]
+        step = self.plan.steps[started.step]
+        if final:
+            del self.running[number]
+        fresh: dict[tuple[str, int], Value | None] = {}
+        if outputs or not (final and step.part.decoupled):
+            iteration = self._iteration_of(step) if step.part.decoupled else started.iteration
+            fresh = {(tensor, iteration): outputs.get(name) for name, tensor in step.outputs}
+        return self._go_on(fresh)
+
+    def _iteration_of(self, step: Step) -> int:
+        tensor = step.outputs[0][1]
+        self._iterations[tensor] = self._iterations.get(tensor, -1) + 1
+        return self._iterations[tensor]
+
+    def end(self) -> None:
+        """No further step is to start, be it over or failed; what still runs is of no interest."""
+        self.over = True
+        for started in self._waiting:
+            self.let_go(started)
+        self._waiting.clear()
+        for kept in self._kept.values():
+            self._drop(kept.value)
+        self._kept.clear()
+
+    def let_go(self, started: Started) -> None:
+        """The step's model does not look at its inputs any more."""
+        for _, value in started.inputs:
+            self._drop(value)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _go_on(self, fresh: Mapping[tuple[str, int], Value | None]) -> Progress:
+        for (tensor, iteration), value in fresh.items():
+            self._keep(tensor, iteration, value)
+        ready: dict[tuple[int, int], None] = {}  # an ordered set
+        for tensor, iteration in fresh:
+            for step in self._readers.get(tensor, ()):
+                if all((name, iteration) in self._kept for _, name in self.plan.steps[step].inputs):
+                    ready[step, iteration] = None
+        for step, iteration in ready:
+            self._waiting.append(self._start(step, iteration))
+        responses = self._complete(fresh) if self.plan.decoupled else []
+        started = self._under_the_limit()
+        over = not self.running
+        if over and not self.plan.decoupled:
+            responses = [self._response(0)]
+        return Progress(started, responses, over)
+
+    def _keep(self, tensor: str, iteration: int, value: Value | None) -> None:
+        left = len(self._readers.get(tensor, ())) + (tensor in self.outputs)
+        if left:
+            if value is not None and left > 1:
+                value = value._replace(tensor=value.tensor._replace(shared=True))
+            self._kept[tensor, iteration] = _Kept(value, left)
+            self._use(value)
+
+    def _start(self, index: int, iteration: int) -> Started:
+        given = [(name, self._read(tensor, iteration)) for name, tensor in self.plan.steps[index].inputs]
+        self._last += 1
+        return Started(self._last, index, iteration, [(name, value) for name, value in given if value is not None])
+
+    def _read(self, tensor: str, iteration: int) -> Value | None:
+        """The reader has a use of its memory from now on."""
+        kept = self._kept[tensor, iteration]
+        kept.left -= 1
+        if kept.left == 0:
+            del self._kept[tensor, iteration]  # its use is the reader's
+        else:
+            self._use(kept.value)
+        return kept.value
+
+    def _under_the_limit(self) -> list[Started]:
+        """Takes what may run now from those that wait."""
+        started: list[Started] = []
+        held: deque[Started] = deque()
+        while self._waiting:
+            one = self._waiting.popleft()
+            if self._is_full(one.step):
+                held.append(one)
+            else:
+                self.running[one.number] = one
+                started.append(one)
+        self._waiting = held
+        return started
+
+    def _is_full(self, step: int) -> bool:
+        limit = self.plan.max_inflight
+        return 0 < limit <= sum(one.step == step for one in self.running.values())
+
+    # --- responses ------------------------------------------------------------------------------------------------
+
+    def _complete(self, fresh: Iterable[tuple[str, int]]) -> list[dict[str, Value]]:
+        """Of a decoupled ensemble: the iterations that have all their outputs now."""
+        touched = dict.fromkeys(iteration for tensor, iteration in fresh if tensor in self.outputs)
+        return [self._response(one) for one in touched if all((name, one) in self._kept for name in self.outputs)]
+
+    def _response(self, iteration: int) -> dict[str, Value]:
+        """Raises InvalidArgument if an output never came to be; one that its step did not give is left out."""
+        missing = [name for name in self.outputs if (name, iteration) not in self._kept]
+        if missing:
+            raise InvalidArgument(
+                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            )
+        values = {name: self._read(name, iteration) for name in self.outputs}
+        return {name: value for name, value in values.items() if value is not None}
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _use(value: Value | None) -> None:
+        if value is not None and value.memory is not None:
+            value.memory.uses += 1
+
+    def _drop(self, value: Value | None) -> None:
+        if value is not None and value.memory is not None:
+            self.drop(value.memory)
+
+    def drop(self, memory: Memory) -> None:
+        memory.uses -= 1
+        if memory.uses == 0:
+            self.ended.append(memory)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert not self.over or not (self._kept or self._waiting)
+        for kept in self._kept.values():
+            assert kept.left > 0
+            assert kept.value is None or kept.value.memory is None or kept.value.memory.uses > 0

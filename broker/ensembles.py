@@ -1,0 +1,391 @@
+"""Requests to ensembles: each is a Run whose steps are requests of their own, queued and answered like any other.
+
+Tensors go from step to step where they lie. The outputs of a response stay on lease until all steps that read them, and
+whoever got them in the ensemble's own response, are done; that response has a lease of the broker's own for it. A
+request keeps the versions that its models had when it came: none of them goes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from broker.calls import as_clients_see, model_shapes
+from broker.ensemble import Memory, Progress, Run, SequenceMark, Started, Value
+from broker.events import Action
+from broker.instance import Timing
+from broker.model import ModelVersion
+from broker.queue import Frames, Pending
+from broker.registry import Registry
+from protocol.errors import Cancelled, ErrorKind, InvalidArgument, ServingError, error_of
+from protocol.messages import Parameters, Request, Response, TensorRef
+from protocol.signature import TensorSpec
+
+ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
+_START, _END = 1, 2
+
+
+class Asker(Protocol):
+    """What the owner of all requests does for an ensemble."""
+
+    def respond(
+        self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
+    ) -> list[Action]: ...
+
+    def outputs_read(self, origin: str, lease: int, now: int) -> list[Action]: ...
+
+    def released(self, pending: Pending, now: int) -> list[Action]: ...
+
+
+class Flow:
+    """A request to an ensemble while anything of it is left."""
+
+    __slots__ = ("members", "own", "pending", "retained", "run", "steps", "version")
+
+    def __init__(self, version: ModelVersion, pending: Pending, run: Run) -> None:
+        self.version = version
+        self.pending = pending
+        self.members: list[ModelVersion] = []  # by step
+        self.run = run
+        self.own = Memory("", 0)  # what the inputs of the request lie in
+        self.own.uses = 1  # until it is answered
+        self.steps: dict[int, Pending] = {}  # what runs
+        self.retained = False  # it was answered while steps still looked at its inputs
+
+
+class StepOf(NamedTuple):
+    """Whose step a request is: its answers go there."""
+
+    flow: Flow
+    started: Started
+
+
+class Ensembles:
+    """Invariant: a memory is in ``_lent`` from the response that brought it until nobody uses it."""
+
+    def __init__(self, registry: Registry, ids: Iterator[int], asker: Asker) -> None:
+        """``ids`` are for requests that no gateway has made."""
+        self._registry = registry
+        self._ids = ids
+        self._asker = asker
+        self._flows: dict[int, Flow] = {}  # by request id, until it is answered
+        self._timings: dict[int, Timing] = {}  # summed over the steps, by request id until it is counted
+        self._opened: list[tuple[ModelVersion, Pending]] = []
+        self._unwanted: list[int] = []
+        self._lent: dict[tuple[str, int], Memory] = {}
+        self._responses: dict[int, tuple[Flow, list[Memory]]] = {}  # unread ones, by lease
+        self._last_lease = 0
+
+    # --- what is asked of it ----------------------------------------------------------------------------------------
+
+    def begin(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
+        plan = version.plan
+        assert plan is not None
+        pending.responded_ns = now
+        run = Run(plan, pending.request.outputs)
+        flow = self._flows[pending.request.id] = Flow(version, pending, run)
+        self._timings[pending.request.id] = Timing(now, 0, 0, 0)
+        version.flows += 1
+        try:
+            flow.members = [self._registry.find(step.model, step.version) for step in plan.steps]
+        except ServingError as error:
+            return self._fail(flow, _wrapped(flow, error), now)
+        for member in flow.members:
+            member.expected += 1
+        return self._carry_out(flow, run.begin(_inputs(version, flow)), now)
+
+    def answered(
+        self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
+    ) -> list[Action]:
+        """``pending`` is a step."""
+        assert pending.step is not None
+        flow, started = pending.step
+        memory = self._lend(origin, response.lease)
+        actions: list[Action] = []
+        if response.final:
+            flow.steps.pop(started.number, None)
+        if not flow.run.over:
+            if response.error is not None:
+                actions += self._fail(flow, _wrapped(flow, error_of(*response.error)), now)
+            else:
+                outputs = _outputs(version, response, memory, frames)
+                actions += self._go_on(flow, started, outputs, response.final, now)
+        if response.final and not response.retained:
+            actions += self.let_go(pending, now)
+        if memory is not None:
+            flow.run.drop(memory)
+        return actions + self._end_leases(flow, now)
+
+    def let_go(self, pending: Pending, now: int) -> list[Action]:
+        """The model of a step does not look at its inputs any more."""
+        assert pending.step is not None
+        flow, started = pending.step
+        flow.run.let_go(started)
+        return self._end_leases(flow, now)
+
+    def read(self, lease: int, now: int) -> list[Action]:
+        """Somebody has read a response of an ensemble."""
+        flow, memories = self._responses.pop(lease)
+        for memory in memories:
+            flow.run.drop(memory)
+        return self._end_leases(flow, now)
+
+    def cancel(self, request: int) -> list[int]:
+        """Its client is gone; returns the steps that are to be cancelled for it."""
+        flow = self._flows[request]
+        return [step.request.id for step in flow.steps.values()]
+
+    def time(self, pending: Pending, timing: Timing) -> None:
+        """Of a step that was executed."""
+        assert pending.step is not None
+        id = pending.step.flow.pending.request.id
+        if id in self._timings:
+            sent_ns, input_ns, infer_ns, output_ns = self._timings[id]
+            _, more_input_ns, more_infer_ns, more_output_ns = timing
+            self._timings[id] = Timing(
+                sent_ns, input_ns + more_input_ns, infer_ns + more_infer_ns, output_ns + more_output_ns
+            )
+
+    def take_timing(self, pending: Pending) -> Timing:
+        """Of a request that is to be counted: what all its steps together have taken."""
+        return self._timings.pop(pending.request.id)
+
+    def take_opened(self) -> list[tuple[ModelVersion, Pending]]:
+        """Steps to queue."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def take_unwanted(self) -> list[int]:
+        """Steps of what has failed, to cancel."""
+        unwanted, self._unwanted = self._unwanted, []
+        return unwanted
+
+    @staticmethod
+    def is_wanted(pending: Pending) -> bool:
+        """Of an opened step: its client may have gone since, or another step may have failed."""
+        assert pending.step is not None
+        flow = pending.step.flow
+        return not (flow.run.over or flow.pending.unwanted)
+
+    def running(self, request: int) -> list[Pending]:
+        """The steps that a request to an ensemble waits for."""
+        flow = self._flows.get(request)
+        return [] if flow is None else list(flow.steps.values())
+
+    def lends(self, version: ModelVersion) -> bool:
+        """Whether outputs of it wait for their readers."""
+        keys = {instance.key for instance in version.instances}
+        return any(origin in keys for origin, _ in self._lent)
+
+    # --- on its way -------------------------------------------------------------------------------------------------
+
+    def _go_on(self, flow: Flow, started: Started, outputs: dict[str, Value], final: bool, now: int) -> list[Action]:
+        try:
+            progress = flow.run.responded(started.number, outputs, final)
+        except InvalidArgument as error:
+            return self._fail(flow, _wrapped(flow, _with_id(flow, error)), now)
+        return self._carry_out(flow, progress, now)
+
+    def _carry_out(self, flow: Flow, progress: Progress, now: int) -> list[Action]:
+        actions: list[Action] = []
+        responses = progress.responses or ([{}] if progress.over else [])
+        for position, values in enumerate(responses):
+            final = progress.over and position == len(responses) - 1
+            actions += self._respond(flow, values, final, now)
+        if progress.started and flow.pending.unwanted:
+            return actions + self._give_up(flow, progress.started, Cancelled(""), now)
+        for position, started in enumerate(progress.started):
+            try:
+                self._open(flow, started, now)
+            except ServingError as error:
+                return actions + self._give_up(flow, progress.started[position:], _wrapped(flow, error), now)
+        return actions
+
+    def _give_up(self, flow: Flow, never: list[Started], error: ServingError, now: int) -> list[Action]:
+        """It fails before these steps have come to their models."""
+        for started in never:
+            flow.run.let_go(started)
+        return self._fail(flow, error, now)
+
+    def _open(self, flow: Flow, started: Started, now: int) -> None:
+        """Raises InvalidArgument if its model does not take the tensors."""
+        version = flow.members[started.step]
+        frames: list[memoryview | bytes] = []
+        request = self._request(flow, started, version, frames)
+        shapes = model_shapes(version, request, frames)
+        inputs = [tensor._replace(shape=shape) for tensor, shape in zip(request.inputs, shapes, strict=True)]
+        request = request._replace(inputs=inputs)
+        pending = Pending(request, frames, None, version.batch_size(request), now)
+        pending.step = StepOf(flow, started)
+        flow.steps[started.number] = pending
+        self._opened.append((version, pending))
+
+    def _request(
+        self, flow: Flow, started: Started, version: ModelVersion, frames: list[memoryview | bytes]
+    ) -> Request:
+        asked = flow.pending.request
+        correlation_id, flags = _mark(asked, [value for _, value in started.inputs])
+        specs = {spec.name: spec for spec in version.config.inputs}
+        batching = version.config.max_batch_size > 0
+        inputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
+        return asked._replace(
+            id=next(self._ids),
+            model=version.name,
+            version=version.version,
+            inputs=inputs,
+            outputs=[name for name, _ in flow.run.plan.steps[started.step].outputs],
+            correlation_id=correlation_id,
+            flags=flags,
+        )
+
+    # --- responses --------------------------------------------------------------------------------------------------
+
+    def _respond(self, flow: Flow, values: dict[str, Value], final: bool, now: int) -> list[Action]:
+        version, pending = flow.version, flow.pending
+        frames: list[memoryview | bytes] = []
+        specs = {spec.name: spec for spec in version.config.outputs}
+        batching = version.config.max_batch_size > 0
+        outputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
+        memories = [value.memory for value in values.values() if value.memory is not None]
+        lease = self._new_lease(flow, memories) if memories else 0
+        parameters = _parameters(_mark(pending.request, values.values())) if values else {}
+        if final:
+            self._over(flow)
+        response = Response(pending.request.id, outputs, lease, None, parameters, final, final and self._retains(flow))
+        return self._asker.respond(version, pending, response, ORIGIN, frames, now)
+
+    def _fail(self, flow: Flow, error: ServingError, now: int) -> list[Action]:
+        """Its end. What still runs of it is dropped; a stream, which might have no end, is cancelled."""
+        self._over(flow)
+        self._unwanted += [
+            step.request.id
+            for step in flow.steps.values()
+            if step.step is not None and flow.run.plan.steps[step.step.started.step].part.decoupled
+        ]
+        response = Response(flow.pending.request.id, [], error=(int(error.kind), str(error)))
+        response = response._replace(retained=self._retains(flow))
+        return self._asker.respond(flow.version, flow.pending, response, "", (), now)
+
+    def _over(self, flow: Flow) -> None:
+        del self._flows[flow.pending.request.id]
+        flow.version.flows -= 1
+        for member in flow.members:
+            member.expected -= 1
+        flow.run.end()
+        flow.own.uses -= 1
+
+    def _retains(self, flow: Flow) -> bool:
+        """Whether steps, or whoever reads the response, still look at the inputs of the request: ``own`` ends later."""
+        flow.retained = flow.own.uses > 0
+        return flow.retained
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    def _lend(self, origin: str, lease: int) -> Memory | None:
+        if not lease:
+            return None
+        memory = self._lent[origin, lease] = Memory(origin, lease)
+        memory.uses = 1  # of who brings it
+        return memory
+
+    def _new_lease(self, flow: Flow, memories: list[Memory]) -> int:
+        self._last_lease += 1
+        self._responses[self._last_lease] = (flow, memories)
+        return self._last_lease
+
+    def _end_leases(self, flow: Flow, now: int) -> list[Action]:
+        ended, flow.run.ended = flow.run.ended, []
+        actions: list[Action] = []
+        for memory in ended:
+            if memory is not flow.own:
+                del self._lent[memory.origin, memory.lease]
+                actions += self._asker.outputs_read(memory.origin, memory.lease, now)
+            elif flow.retained:
+                actions += self._asker.released(flow.pending, now)
+        return actions
+
+    def check(self, living: set[int]) -> None:
+        """``living`` are the ids of all requests that are not finally answered. Raises AssertionError."""
+        assert self._flows.keys() <= living
+        for id, flow in self._flows.items():
+            assert flow.pending.request.id == id and not flow.run.over
+            assert flow.own.uses > 0 and not flow.run.ended
+            flow.run.check()
+        assert all(memory.uses > 0 for memory in self._lent.values())
+
+
+def _inputs(version: ModelVersion, flow: Flow) -> dict[str, Value | None]:
+    request, frames = flow.pending.request, flow.pending.frames
+    given: dict[str, Value | None] = {spec.name: None for spec in version.config.inputs}
+    for tensor in request.inputs:
+        given[tensor.name] = _value(tensor, frames, flow.own)
+    return given
+
+
+def _outputs(version: ModelVersion, response: Response, memory: Memory | None, frames: Frames) -> dict[str, Value]:
+    mark = _mark_of(response.parameters)
+    return {
+        tensor.name: _value(as_clients_see(version, tensor), frames, memory)._replace(mark=mark)
+        for tensor in response.outputs
+    }
+
+
+def _value(tensor: TensorRef, frames: Frames, memory: Memory | None) -> Value:
+    if isinstance(tensor.place, int):
+        return Value(tensor, frames[tensor.place], None)
+    return Value(tensor, None, memory)
+
+
+def _placed(
+    name: str, value: Value, spec: TensorSpec | None, batching: bool, frames: list[memoryview | bytes]
+) -> TensorRef:
+    """For a model, or the client: with the batch dimension that it expects, inline bytes at the end of ``frames``."""
+    tensor = value.tensor._replace(name=name)
+    if spec is not None:
+        tensor = tensor._replace(shape=_batched(tensor.shape, spec, batching))
+    if value.frame is not None:
+        tensor = tensor._replace(place=len(frames))
+        frames.append(value.frame)
+    return tensor
+
+
+def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[int, ...]:
+    """A batch of one comes and goes where models that batch and models that do not are joined."""
+    surplus = len(shape) - len(spec.dims)
+    if batching and surplus == 0:
+        return (1, *shape)
+    return shape[1:] if not batching and surplus == 1 and shape[0] == 1 else shape
+
+
+def _mark(request: Request, values: Iterable[Value]) -> SequenceMark:
+    mark = SequenceMark(request.correlation_id, request.flags)
+    for value in values:
+        mark = value.mark or mark
+    return mark
+
+
+def _mark_of(parameters: Parameters) -> SequenceMark | None:
+    """Models may name another sequence, for the steps that follow, by parameters of a response."""
+    if not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
+        return None
+    named = parameters.get("sequence_id", 0)
+    start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))
+    return SequenceMark(named if isinstance(named, str) else int(named), _START * start | _END * end)
+
+
+def _parameters(mark: SequenceMark) -> Parameters:
+    return {
+        "sequence_id": mark.correlation_id,
+        "sequence_start": bool(mark.flags & _START),
+        "sequence_end": bool(mark.flags & _END),
+    }
+
+
+def _wrapped(flow: Flow, error: ServingError) -> ServingError:
+    if error.kind == ErrorKind.CANCELLED and not str(error):
+        return error
+    return type(error)(f"in ensemble '{flow.version.name}', {error}")
+
+
+def _with_id(flow: Flow, error: InvalidArgument) -> InvalidArgument:
+    return InvalidArgument(f"[request id: {flow.pending.request.request_id or '<id_unknown>'}] {error}")
