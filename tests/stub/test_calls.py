@@ -102,6 +102,20 @@ def test_what_was_executed_before_does_not_wait_with_it(broker, model):
     assert one(broker.receive()).request == asks.id
 
 
+def test_finalize_may_ask_but_call_no_model(broker, model, start):
+    finalize = """
+    def finalize(self):
+        assert pb_utils.is_model_ready("x")
+        pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m").exec()
+    """
+    start()
+    broker.serve(model(finalize))
+    broker.finish()
+    tell(broker, broker.receive())
+    error = broker.receive().error
+    assert error.startswith("TritonModelException: BLS is only supported during the 'execute' function.")
+
+
 THREADS = """import concurrent.futures
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = list(pool.map(self.ready, [str(n) for n in range(40)]))"""

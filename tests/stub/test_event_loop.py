@@ -57,6 +57,18 @@ def test_the_batch_is_known_in_a_coroutine_and_in_what_it_starts() -> None:
     loop.stop()
 
 
+def test_a_coroutine_that_stops_the_loop_stops_it_for_nobody() -> None:
+    import asyncio
+
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+
+    loop = EventLoop()
+    assert run(loop, stop()) == [None, None]
+    assert run(loop, give(3)) == [3, None]
+    loop.stop()
+
+
 def test_one_that_was_never_used_has_nothing_to_stop() -> None:
     before = threading.active_count()
     EventLoop().stop()
