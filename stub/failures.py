@@ -39,7 +39,7 @@ class Failures:
         return text
 
     def raised(self, error: BaseException) -> str:
-        """The client's text of what ``execute`` raised; the log has the traceback, not more often than other details."""
+        """The client's text of what ``execute`` raised. The log has the traceback, if it has not had too many."""
         if self._due():
             self.log_traceback(error)
         return self.text(exception_text(error))
