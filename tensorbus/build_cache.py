@@ -44,12 +44,12 @@ class BuildCache:
     @staticmethod
     async def _build(path: str, lock: int, build: Build) -> None:
         try:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            await _remove(path)
             await build(path, lock)
             with open(os.path.join(path, _COMPLETE), "x"):
                 pass
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+            await _remove(path)
             raise
 
 
@@ -57,6 +57,10 @@ def _is_complete(path: str) -> bool:
     """The Python that a virtual environment leads to may have been removed since."""
     python = os.path.join(path, "bin", "python")
     return os.path.exists(os.path.join(path, _COMPLETE)) and os.path.lexists(python) == os.path.exists(python)
+
+
+async def _remove(path: str) -> None:
+    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
 
 @contextlib.contextmanager

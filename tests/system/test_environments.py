@@ -243,3 +243,18 @@ def test_requirements_that_cannot_be_met_fail_their_model_alone(
     reason = server.index()["bad:1"]["reason"]
     assert "requirements.txt of model 'bad': the environment cannot be built" in reason
     assert "this-is-not-there.whl" in reason
+
+
+def test_the_server_ends_while_an_environment_is_being_built(
+    repository: Repository, tmp_path: Path, start: Start
+) -> None:
+    (tmp_path / "tools").mkdir()
+    uv = tmp_path / "tools" / "uv"
+    uv.write_text("#!/bin/sh\necho resolving\nexec sleep 1000\n")
+    uv.chmod(0o700)
+    repository.add("slow")
+    (repository.path / "slow" / "requirements.txt").write_text("tiny\n")
+    environ = {"PATH": f"{uv.parent}{os.pathsep}{os.environ['PATH']}", "TENSORBUS_CACHE": str(tmp_path / "cache")}
+    server = start(wait=False, environ=environ).wait_for_line("uv: resolving")
+    assert server.terminate(10) == 0
+    assert not list((tmp_path / "cache").glob("environments/*/"))
