@@ -281,26 +281,6 @@ def test_a_response_to_a_client_that_is_gone_is_harmless(
         assert stream.until_final() == [Answer([0.0], final=True)]
 
 
-def test_the_memory_of_a_long_stream_is_used_again(repository: Repository, start: Start) -> None:
-    """Inside one execute, which reads no messages on its own account."""
-    code = """
-    def execute(self, requests):
-        sender = requests[0].get_response_sender()
-        for number in range(200):
-            sender.send(respond(requests[0], np.full(1 << 18, number, np.float32)))
-            time.sleep(0.01)
-        sender.send(flags=1)
-    """
-    repository.add("m", code, config=DECOUPLED % 1)
-    server = start()
-    with streaming(server) as stream:
-        stream.send("m", [1.0])
-        answers = [stream.next() for _ in range(190)]
-        assert [answer.data[0] for answer in answers if answer.data] == list(range(190))
-        assert server.shm_bytes() < 100 << 20
-        stream.until_final()
-
-
 def test_the_server_waits_for_open_requests_before_it_stops(
     repository: Repository, start: Start, flag: Callable[[str], Path]
 ) -> None:
