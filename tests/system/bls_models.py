@@ -177,6 +177,15 @@ def answer(self, request):
 """
 
 
+FORWARD = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        for response in self.ask("repeat", request.inputs()).exec(decoupled=True):
+            if response.output_tensors():
+                sender.send(pb_utils.InferenceResponse(response.output_tensors()))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 MODELS: dict[str, dict[str, Any]] = {
     "ident": {"code": IDENTITY, "instances": 2},
     "double": {"code": DOUBLE, "instances": 2},
@@ -189,6 +198,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "failing": {"code": FAILING},
     "dying": {"code": DYING},
     "repeat": {"code": REPEAT, "config": DECOUPLED},
+    "forward": {"code": FORWARD, "config": DECOUPLED},
     "until_cancelled": {"code": UNTIL_CANCELLED, "config": DECOUPLED},
     "endless": {"code": ENDLESS},
     "rename": {"code": RENAME, "config": RENAMING},

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 
 from tests.system.bls_models import MODELS, Cases, drive
 from tests.system.conftest import Repository, Server, serving
@@ -253,6 +257,16 @@ def test_iterating_resumes_ends_and_begins_again(server: Server) -> None:
     assert taken == [0.0, 1.0, 2.0, 3.0, None, "over"]
     assert again == [0.0, 1.0, 2.0, 3.0, None]
     assert after == [[0.0]]
+
+
+def test_a_stream_is_forwarded_to_a_client_as_it_comes(server: Server) -> None:
+    inputs = [grpc_client.InferInput("IN", [1], "FP32")]
+    inputs[0].set_data_from_numpy(np.array([20], np.float32))
+    received: queue.Queue[Any] = queue.Queue()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: received.put(error or result.as_numpy("OUT")[0]))
+        client.async_stream_infer("forward", inputs)
+        assert [received.get(timeout=20) for _ in range(20)] == list(range(20))
 
 
 CANCELLING = case("""
