@@ -141,8 +141,10 @@ class Loop:
 
     def _gather(self) -> None:
         """Nothing to execute: tell what else there is to tell, memory that is free not at once."""
-        if self._has_free() and not self._delivery.has_abandoned:
-            self._bus.wait(self._has_work, _GATHER_S)
+        if self._has_free():
+            self._trims_due = 2  # a thread of the model may call others long after ``execute``
+            if not self._delivery.has_abandoned:
+                self._bus.wait(self._has_work, _GATHER_S)
         self._flush()
 
     def _flush_answers(self) -> None:

@@ -167,6 +167,17 @@ return "done"
 """)
 
 
+LATE = case("""
+import threading
+def late():
+    time.sleep(3)  # the instance has looked for unused memory by then
+    self.ask("double", [pb_utils.Tensor("IN", np.ones(4 << 20, np.float32))]).exec()
+    open("late", "w").close()
+threading.Thread(target=late).start()
+return os.getcwd()
+""")
+
+
 def test_memory_is_given_back_while_and_after_large_tensors_are_exchanged(tmp_path: Path) -> None:
     with case.serving(tmp_path, "double", "ident", "way_through") as server:
         before = server.shm_bytes()
@@ -175,4 +186,6 @@ def test_memory_is_given_back_while_and_after_large_tensors_are_exchanged(tmp_pa
             array = np.full(4 * MiB + number, number, np.float32)
             assert (server.post_binary("way_through", array).array == array).all()
         assert server.shm_bytes() < 150 * MiB  # of a hundred tensors of 16 MiB
+        done = Path(drive(server, LATE)) / "late"
+        eventually(done.exists)
         eventually(lambda: server.shm_bytes() <= before, 40.0, "all is as it was")
