@@ -193,9 +193,10 @@ class Requests:
     # --- it goes to an instance -----------------------------------------------------------------------------------
 
     def dispatch(self, now: int) -> list[Action]:
-        """Ends a turn: one message for each instance that gets work."""
+        """Ends a turn: one message for each instance that gets work. No request goes to one too late, though the time
+        that it has be shorter than the turn."""
         self._answering.count()
-        actions = self._queue_steps(now)
+        actions = self._expire(now) + self._queue_steps(now)
         for version in self._dirty:
             if not version.queue:
                 continue
@@ -285,6 +286,9 @@ class Requests:
         for version in [one for one, at in self._again.items() if at <= now]:
             del self._again[version]
             self.touch(version)
+        return self._expire(now) + self._tell_releases(now)
+
+    def _expire(self, now: int) -> list[Action]:
         actions: list[Action] = []
         while self._timeouts and self._timeouts[0][0] <= now:
             found = self._answering.living.get(heappop(self._timeouts)[1])
@@ -294,7 +298,7 @@ class Requests:
                 version.recorder.dequeued()
                 expired = Unavailable("Request timeout expired")
                 actions += self._answering.fail(version, pending, expired, now, REJECTED)
-        return actions + self._tell_releases(now)
+        return actions
 
     def _tell_releases(self, now: int) -> list[Action]:
         """To stubs that have got no work to tell it with."""

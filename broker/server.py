@@ -223,7 +223,7 @@ class BrokerServer:
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._carry_out(self.core.handle(event, now))
-        self._carry_out(self.core.dispatch(now))
+        self._carry_out(self.core.dispatch(time.monotonic_ns()))
         if self._sent and self._has_input():
             self._on_readable()
         else:
@@ -232,9 +232,8 @@ class BrokerServer:
     def _on_readable(self) -> None:
         """The FD has told of input; it will not tell again of what is left in the socket, or came while we sent."""
         while True:
-            now = time.monotonic_ns()
-            self._receive(now)
-            self._carry_out(self.core.dispatch(now))
+            self._receive(time.monotonic_ns())
+            self._carry_out(self.core.dispatch(time.monotonic_ns()))
             if not self._sent or not self._has_input():
                 break
         self._set_timer()

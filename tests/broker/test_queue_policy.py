@@ -59,6 +59,14 @@ def test_a_request_that_waits_for_too_long_is_rejected_while_the_instance_is_bus
     assert (recorder.failures["REJECTED"], recorder.pending) == (1, 0)
 
 
+def test_a_request_whose_time_was_up_within_its_first_turn_goes_to_no_instance(bench):
+    request = bench.submit()
+    bench.now += 1_000_000
+    bench.turn()
+    assert bench.response(request).error == (int(ErrorKind.UNAVAILABLE), "Request timeout expired")
+    assert bench.held(bench.only()) == []
+
+
 def test_a_request_that_was_dispatched_in_time_is_left_alone(bench):
     request = bench.submit()
     bench.turn()
