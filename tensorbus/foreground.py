@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -86,12 +87,14 @@ def environment(checked: Checked) -> str:
 
 def make_room() -> None:
     """For the model's own modules: none of ours stands in the place of one that has the same name. Ours go on working;
-    only what imports one of them from now on does not find it."""
+    only what imports one of them from now on does not find it. Processes that the model starts by multiprocessing run
+    the file of __main__ again, unless it has none."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [entry for entry in sys.path if (entry and os.path.abspath(entry) != here) or _is_packages(entry)]
     for name in list(sys.modules):
         if name.partition(".")[0] in _OURS:
             del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
 
 
 def _is_packages(entry: str) -> bool:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-import stub
 from broker import backends
 from gateway.calls import InferCall
 from protocol.errors import ServingError
@@ -22,11 +21,11 @@ from protocol.messages import Response
 from tensorbus import foreground, request_files
 from tensorbus.foreground import ForegroundModel
 from tensorbus.response_text import response_text
+from tensorbus.serve import OUR_BACKENDS
 from tensorbus.settings import ServeSettings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-_BACKENDS = os.path.join(os.path.dirname(stub.__file__), "backends")
 _LETTERS = {"I": "info", "W": "warning", "E": "error", "V": "verbose"}
 _QUIT = "message: BdbQuit:"  # "q" in pdb, as the session tells what execute raised
 
@@ -77,7 +76,9 @@ class _Interrupt:
 
 
 def _run(given: argparse.Namespace) -> int:
-    checked = foreground.check(given.model, given.version, backends.scan((given.backend_directory, _BACKENDS), _none))
+    checked = foreground.check(
+        given.model, given.version, backends.scan((given.backend_directory, OUR_BACKENDS), _none)
+    )
     environment = foreground.environment(checked)
     if environment:
         _say(f"note: {environment} is not used here; this is {sys.executable}")

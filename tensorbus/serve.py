@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 _NONCE_BYTES = 32
 _HOUSEKEEPING_S = 1.0
-_BACKENDS = os.path.join(os.path.dirname(stub.__file__), "backends")  # those that come with us
+OUR_BACKENDS = os.path.join(os.path.dirname(stub.__file__), "backends")  # those that come with us
 
 
 class CannotListen(Exception):
@@ -74,7 +74,7 @@ class Server:
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._backends = backends.scan((settings.backend_directory, _BACKENDS), settings.backend_values)
+        self._backends = backends.scan((settings.backend_directory, OUR_BACKENDS), settings.backend_values)
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
         self.functions = Functions(bus, self._launcher, self._on_thread_exit)

@@ -239,15 +239,17 @@ def test_each_response_of_a_decoupled_model_is_shown_as_it_is_sent(repository, r
 def test_modules_of_the_models_are_found_in_spite_of_their_names(repository, run):
     code = """
     def execute(self, requests):
-        import broker, metrics, protocol, shm, stub, utils
-        whose = np.float32([module.WHOSE for module in (broker, metrics, protocol, shm, stub, utils)])
-        return [respond(request, whose) for request in requests]
+        import broker, metrics, multiprocessing, protocol, shm, stub, utils
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            whose = pool.map(utils.whose, [each.WHOSE for each in (broker, metrics, protocol, shm, stub)])
+        return [respond(request, np.float32(whose)) for request in requests]
     """
     folder = repository.add("m", code)
-    for number, name in enumerate(("broker", "metrics", "protocol", "shm", "stub", "utils")):
+    for number, name in enumerate(("broker", "metrics", "protocol", "shm", "stub")):
         (folder / f"{name}.py").write_text(f"WHOSE = {number}")
+    (folder / "utils.py").write_text("import metrics\ndef whose(number): return number + 10 * metrics.WHOSE")
     done = run("m")
-    assert done.data == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]], done.out + done.err
+    assert done.data == [[10.0, 11.0, 12.0, 13.0, 14.0]], done.out + done.err
 
 
 def test_what_needs_a_server_says_so(repository, run):
