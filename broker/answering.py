@@ -146,7 +146,7 @@ class Answering:
     ) -> list[Action]:
         if response.lease and any(tensor.shared for tensor in response.outputs):
             self._passed_on.setdefault(origin, set()).add(response.lease)
-        if pending.step is not None:
+        if pending.whole is not None:
             return self.ensembles.answered(version, pending, response, origin, frames, now)
         if pending.caller is None:
             return [Answer(pending, response, origin, frames)]
@@ -172,7 +172,7 @@ class Answering:
 
     def released(self, pending: Pending, now: int) -> list[Action]:
         """The input lease of a request whose final response was ``retained`` is over."""
-        return [input_lease_ended(pending)] if pending.step is None else self.ensembles.let_go(pending, now)
+        return [input_lease_ended(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
 
     def count(self) -> None:
         """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
@@ -200,7 +200,7 @@ class Answering:
 
     def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
         """A request that its model has answered; an error among its responses makes it a failure."""
-        if pending.step is not None:
+        if pending.whole is not None:
             self.ensembles.time(pending, timing)
         total_ns = now - pending.arrived_ns
         if pending.error is not None:

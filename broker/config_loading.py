@@ -17,7 +17,6 @@ from broker.config_io import check_io
 from broker.config_sequence import check_states
 from broker.config_validation import check_model
 from broker.model_config import (
-    ENSEMBLE_PLATFORM,
     PYTHON_BACKEND,
     PYTHON_FILENAME,
     ModelConfig,
@@ -57,8 +56,6 @@ def finish(config: ModelConfig) -> ModelConfig:
 
 
 def _check_backend(config: ModelConfig, backend: Backend | None) -> None:
-    if config.platform == ENSEMBLE_PLATFORM:
-        raise Unsupported(f"ensembles are not supported yet: model '{config.name}'")
     if config.backend != PYTHON_BACKEND and backend is None:
         raise InvalidArgument(
             f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "

@@ -14,8 +14,6 @@ from broker.proto import Message
 from protocol.errors import InvalidArgument
 from protocol.signature import TensorSpec
 
-Labels = Mapping[str, tuple[str, ...]]
-
 
 class _Seen(NamedTuple):
     """What is known of a tensor of the ensemble, and the model that says so."""
@@ -53,17 +51,6 @@ def complete(config: ModelConfig, plan: Plan) -> ModelConfig:
     message.CopyFrom(config.message)
     message.model_transaction_policy.decoupled = plan.decoupled
     return from_message(message)
-
-
-def inherited_labels(labels: Labels, plan: Plan, of_steps: Sequence[Labels]) -> Labels:
-    """Outputs without labels of their own have those of the model that writes them."""
-    inherited = {
-        tensor: of_step[name]
-        for step, of_step in zip(plan.steps, of_steps, strict=True)
-        for name, tensor in step.outputs
-        if tensor in plan.outputs and name in of_step
-    }
-    return {**inherited, **labels}
 
 
 def _pairs(tensor_map: Message) -> tuple[tuple[str, str], ...]:
@@ -161,10 +148,7 @@ def _one_stream(ensemble: str, model: str, tensors: Sequence[tuple[str, str]], s
     found = {streams[tensor] for _, tensor in tensors}
     if len(found) > 1:
         raise InvalidArgument(
-            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models"
+            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled "
+            "models"
         )
     return found.pop() if found else -1
-
-
-def part_of(config: ModelConfig) -> Part:
-    return Part(config.max_batch_size, config.decoupled, config.inputs, config.outputs)

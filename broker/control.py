@@ -7,6 +7,9 @@
     LOADING --up--> READY --unload, replaced--> UNLOADING --drained, processes gone--> UNAVAILABLE "unloaded"
        +--failed--> UNAVAILABLE, with the reason
 
+An ensemble is loaded when the loads of its models are over, and only if all of them serve and fit (_assemble); when one
+of them goes, so does the ensemble, and it comes back with that one.
+
 What drains takes no new requests, ends those in flight, then finalizes. Loads of one model come one after the other, in
 the order asked; an unload waits for nothing. A load that waits for itself by way of other models is refused.
 """
@@ -15,8 +18,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
+from broker.config_steps import complete, step_models
+from broker.ensemble_members import plan_of
 from broker.events import (
     Action,
     Asker,
@@ -35,7 +41,8 @@ from broker.events import (
     UnloadModel,
 )
 from broker.instance import Instance, InstanceState
-from broker.model import UNLOADED, Generation, ModelVersion, VersionState
+from broker.model import UNLOADED, Generation, ModelVersion, VersionSource, VersionState
+from broker.model_config import Scheduler
 from broker.queue import Frames
 from broker.readiness import Then
 from broker.registry import Registry
@@ -54,15 +61,32 @@ AskReady = Callable[[ModelVersion, int, Then], list[Action]]
 
 
 class _Line:
-    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``."""
+    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
+    waits in between, as ``sources``, for its models."""
 
-    __slots__ = ("generation", "model", "orders", "poll")
+    __slots__ = ("generation", "model", "orders", "poll", "sources")
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.orders: deque[LoadModel] = deque()
         self.poll = 0
         self.generation: Generation | None = None
+        self.sources: list[VersionSource] = []
+
+    @property
+    def models(self) -> set[str]:
+        """Those that the ensemble waits for."""
+        return {model for source in self.sources for model, _ in step_models(source.config)}
+
+
+@dataclass(frozen=True)
+class ForEnsemble:
+    """Asks for the models of an ensemble; it will find out by itself how that went."""
+
+    ensemble: str
+
+    def __call__(self, error: ServingError | None) -> None:
+        pass
 
 
 class ModelControl:
@@ -91,6 +115,9 @@ class ModelControl:
         self._serving: dict[str, Generation] = {}
         self._draining: dict[ModelVersion, None] = {}  # ordered sets
         self._ending: dict[ModelVersion, None] = {}
+        self._lost: dict[str, list[VersionSource]] = {}  # ensembles that went with a model, and come back with it
+        self._refused: dict[str, ServingError] = {}  # ensembles whose last load failed, and why
+        self._by_name: set[str] = set()  # what somebody has asked for; other models were loaded for an ensemble
         self._last_poll = 0
         self._open = False  # from StartServing to StopServing
 
@@ -105,8 +132,20 @@ class ModelControl:
         actions: list[Action] = []
         for model, sources in groupby(event.sources, key=lambda source: source.model):
             line = self._lines[model] = _Line(model)
-            line.generation = Generation(list(sources), now)
-            actions += self._startup.load(line.generation, now)
+            actions += self._begin(line, list(sources), now)
+            if model not in event.along:
+                self._by_name.add(model)
+        return actions
+
+    def _begin(self, line: _Line, sources: list[VersionSource], now: int) -> list[Action]:
+        """Ensembles wait for their models, to the end of the turn at least."""
+        if sources[0].config.scheduler is Scheduler.ENSEMBLE:
+            line.sources = sources
+            return []
+        line.generation = Generation(sources, now)
+        actions = self._startup.load(line.generation, now)
+        if any(self._is_urgent(order.asker) for order in line.orders):
+            actions += self._startup.hurry(line.generation, now)
         return actions
 
     def load(self, event: LoadModel, now: int) -> list[Action]:
@@ -115,6 +154,7 @@ class ModelControl:
             self._refuse_circle(event)
         except ServingError as error:
             return [told(event.asker, error)]
+        self._by_name.add(event.model)
         return self._enqueue(event, now)
 
     def reload(self, event: Reload, now: int) -> list[Action]:
@@ -130,24 +170,52 @@ class ModelControl:
             line.orders.append(event)
             return [self._poll(line)]
         line.orders.append(event)
-        if line.generation is not None and self._held_up(event.asker):
+        if line.generation is not None and self._is_urgent(event.asker):
             return self._startup.hurry(line.generation, now)
         return []
 
     def unload(self, event: UnloadModel, now: int) -> list[Action]:
-        """``unload_dependents`` concerns ensembles, of which there are none."""
+        """``unload_dependents`` is for the models of an ensemble that nobody else needs."""
         try:
             self._check(event.model, event.asker)
         except ServingError as error:
             return [told(event.asker, error)]
-        actions = self._give_up(event.model, None, now)
-        self._serving.pop(event.model, None)
-        for row in self._registry.rows(event.model):
+        models = [event.model]
+        if event.unload_dependents:
+            models += self._only_for(event.model)
+        actions: list[Action] = []
+        for model in models:
+            actions += self._give_up(model, None, now)
+            self._lost.pop(model, None)
+            self._by_name.discard(model)
+            self._withdraw(model)
+        return [*actions, told(event.asker, None)]
+
+    def _withdraw(self, model: str) -> None:
+        """It takes no new requests any more, and neither does an ensemble that needs it."""
+        for ensemble, generation in list(self._serving.items()):
+            if ensemble != model and model in _models(generation):
+                self._lost[ensemble] = _sources(generation)
+                self._withdraw(ensemble)
+        self._serving.pop(model, None)
+        for row in self._registry.rows(model):
             row.accepts_until = 0
             if row.state is VersionState.READY:
                 self._drain(row)
-        self._forgive(event.model)
-        return [*actions, told(event.asker, None)]
+        self._forgive(model)
+
+    def _only_for(self, ensemble: str) -> list[str]:
+        """The models, and theirs, that are loaded for this ensemble alone."""
+        found: list[str] = []
+        ahead = [ensemble]
+        while ahead:
+            generation = self._serving.get(ahead.pop())
+            for model in sorted(_models(generation) if generation is not None else ()):
+                users = {name for name, one in self._serving.items() if model in _models(one)}
+                if model not in found and model not in self._by_name and users <= {ensemble, *found}:
+                    found.append(model)
+                    ahead.append(model)
+        return found
 
     def stop(self, now: int) -> list[Action]:
         """What is being loaded is given up; what serves is for the core to end."""
@@ -224,6 +292,8 @@ class ModelControl:
 
     def _held_up(self, asker: Asker | StubAsker) -> str:
         """The model whose load waits for what is asked, "" if none does."""
+        if isinstance(asker, ForEnsemble):
+            return asker.ensemble
         found = self._asking(asker)
         return found[0].name if found is not None and found[0].state is VersionState.LOADING else ""
 
@@ -241,24 +311,108 @@ class ModelControl:
             return [Discard(directory)] if directory else []
         if event.error is not None:
             return self._next(line, event.error)
-        if self._is_unchanged(line.orders[0], event):
+        if event.sources[0].config.scheduler is Scheduler.ENSEMBLE:
+            return self._begin(line, event.sources, now) + self._load_models(line, now)
+        if self._is_unchanged(line, event.sources):
             self._forgive(event.model)
             return self._next(line, None)
-        line.generation = Generation(event.sources, now)
-        actions = self._startup.load(line.generation, now)
-        if any(self._held_up(order.asker) for order in line.orders):
-            actions += self._startup.hurry(line.generation, now)
-        return actions
+        return self._begin(line, event.sources, now)
 
-    def _is_unchanged(self, order: LoadModel, event: Polled) -> bool:
+    def _is_unchanged(self, line: _Line, sources: list[VersionSource]) -> bool:
         """What comes with a request is always loaded; a configuration that did stays until the files change."""
-        serving = self._serving.get(event.model)
+        serving = self._serving.get(line.model)
         return (
             serving is not None
-            and order.override is None
+            and not (line.orders and line.orders[0].override)
             and not serving.private_directory
-            and serving.fingerprint == event.sources[0].fingerprint
+            and serving.fingerprint == sources[0].fingerprint
         )
+
+    # --- ensembles --------------------------------------------------------------------------------------------------
+
+    def _load_models(self, line: _Line, now: int) -> list[Action]:
+        """Of an ensemble: all that are not being loaded anyhow; those that serve only if they have changed."""
+        actions: list[Action] = []
+        for model in sorted(line.models):
+            if model not in self._lines:
+                actions += self._enqueue(LoadModel(model, None, ForEnsemble(line.model)), now)
+        return actions
+
+    def _is_urgent(self, asker: Asker | StubAsker) -> bool:
+        """Whether a model that is itself loading, and has a place among those that may, waits for what is asked."""
+        if not isinstance(asker, ForEnsemble):
+            return bool(self._held_up(asker))
+        line = self._lines.get(asker.ensemble)
+        return line is not None and any(self._is_urgent(order.asker) for order in line.orders)
+
+    def _assemble(self, now: int) -> list[Action]:
+        """Ensembles whose models have come up or have failed; then those that have waited for these ensembles."""
+        actions: list[Action] = []
+        while True:
+            waiting = [line for line in self._lines.values() if line.sources]
+            circles = {line.model: error for line in waiting if (error := self._circle(line)) is not None}
+            ready = [line for line in waiting if line.model in circles or not line.models & self._lines.keys()]
+            if not ready:
+                return actions
+            for line in ready:
+                sources, line.sources = line.sources, []
+                actions += self._put_together(line, sources, circles.get(line.model), now)
+
+    def _put_together(
+        self, line: _Line, sources: list[VersionSource], error: ServingError | None, now: int
+    ) -> list[Action]:
+        try:
+            if error is not None:
+                raise error
+            plans = [plan_of(source, self._registry, self._refused) for source in sources]
+        except ServingError as refused:
+            return self._refuse(line, sources, refused)
+        serving = self._serving.get(line.model)
+        if self._is_unchanged(line, sources) and serving is not None and plans == [v.plan for v in serving.versions]:
+            self._forgive(line.model)
+            return self._next(line, None)
+        line.generation = Generation(sources, now)
+        for version, plan in zip(line.generation.versions, plans, strict=True):
+            version.plan = plan
+            version.config = complete(version.config, plan)
+        return self._startup.load(line.generation, now)
+
+    def _refuse(self, line: _Line, sources: list[VersionSource], error: ServingError) -> list[Action]:
+        """As Triton, which gives an ensemble that does not fit no row in the index. If it is the one that serves, which
+        its models do not fit any more, it serves no longer, until they do."""
+        serving = self._serving.get(line.model)
+        if serving is None or serving.versions[0].source is sources[0]:
+            self._withdraw(line.model)
+            self._lost[line.model] = sources
+            self._refused[line.model] = error
+            self._registry.add_name(line.model)
+        said = Say("error", f"failed to load '{line.model}': {error.status_text()}", {})
+        return [said, *self._next(line, InvalidArgument(f"load failed for model '{line.model}': {error}\n"))]
+
+    def _circle(self, line: _Line) -> InvalidArgument | None:
+        """Whether an ensemble has itself among its models, or theirs."""
+        reached: set[str] = set()
+        ahead = [line.model]
+        while ahead:
+            model = ahead.pop()
+            held = self._lines.get(model)
+            models = held.models if held is not None else set()
+            if line.model in models:
+                return InvalidArgument(
+                    f"circular dependency between ensembles: {line.model} -> ... -> {model} -> {line.model}"
+                )
+            ahead += sorted(models - reached)
+            reached |= models
+        return None
+
+    def _bring_back(self, model: str) -> None:
+        """Ensembles that need the model, which has just come to serve: all may have changed for them."""
+        serving = {name: _sources(one) for name, one in self._serving.items() if model in _models(one)}
+        for ensemble, sources in {**self._lost, **serving}.items():
+            line = _Line(ensemble)
+            line.sources = sources
+            if model in line.models:
+                self._lines.setdefault(ensemble, line)
 
     def settled(self, generation: Generation, now: int) -> list[Action]:
         """Every version is up or has failed."""
@@ -283,7 +437,10 @@ class ModelControl:
             self._registry.give_row(version)
             self._recorder.add(version.recorder)
         self._serving[model] = generation
+        self._lost.pop(model, None)
+        self._refused.pop(model, None)
         self._forgive(model)
+        self._bring_back(model)
         return [Say("info", f"successfully loaded '{model}'", {})]
 
     def _forgive(self, model: str) -> None:
@@ -329,7 +486,7 @@ class ModelControl:
 
     def leave(self, now: int) -> list[Action]:
         """Whatever can go a step further does; at the end of every turn."""
-        actions: list[Action] = []
+        actions = self._assemble(now)
         for version in [one for one in self._draining if not self._must_stay(one, now)]:
             del self._draining[version]
             self._ending[version] = None
@@ -343,7 +500,7 @@ class ModelControl:
         if now < version.accepts_until:
             return True
         version.accepts_until = 0
-        if version.in_flight():
+        if version.in_flight() or version.expected:
             return True
         if not self._lends(version):
             return False
@@ -370,10 +527,15 @@ class ModelControl:
         """Of those that only the clock keeps from leaving."""
         return min(filter(None, (one.accepts_until or one.stays_until for one in self._draining)), default=None)
 
+    @property
+    def assembling(self) -> bool:
+        """Whether ensembles wait for their models."""
+        return any(line.sources for line in self._lines.values())
+
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         for model, line in self._lines.items():
-            assert line.orders or line.generation is not None, model
+            assert line.orders or line.generation is not None or line.sources, model
             assert all(order.model == model for order in line.orders)
             assert line.generation is None or not line.generation.settled()
         for one in self._registry:
@@ -395,6 +557,15 @@ def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
 def override_of(message: Control) -> Override | None:
     """A model says "" for no configuration."""
     return Override(message.config or None, message.files or {}) if message.config or message.files else None
+
+
+def _sources(generation: Generation) -> list[VersionSource]:
+    return [version.source for version in generation.versions]
+
+
+def _models(generation: Generation) -> set[str]:
+    """Of an ensemble."""
+    return {model for one in generation.versions if one.plan is not None for model in one.plan.models}
 
 
 def load_failed(generation: Generation) -> InvalidArgument:

@@ -266,7 +266,7 @@ class Core:
 
     @property
     def loading(self) -> bool:
-        return not self._startup.idle
+        return self._control.assembling or not self._startup.idle
 
     @property
     def stopping(self) -> bool:

@@ -2,7 +2,7 @@
 
 Tensors have names inside the ensemble. A step runs when all that it reads is there, once for each iteration: a step
 in a decoupled model opens an iteration with every response, and what follows it runs as often. A tensor is forgotten
-once all its readers have had it. Pure: what is to be done comes back as Progress; nothing here knows of queues or stubs.
+once all its readers have had it. Pure: what is to be done comes back as Progress; no queue or stub is known here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Part(NamedTuple):
     decoupled: bool
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    labels: Mapping[str, tuple[str, ...]] = {}
 
 
 class Step(NamedTuple):
@@ -52,6 +53,16 @@ class Plan:
     @property
     def models(self) -> set[str]:
         return {step.model for step in self.steps}
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """An output has those of the model that writes it."""
+        return {
+            tensor: step.part.labels[name]
+            for step in self.steps
+            for name, tensor in step.outputs
+            if tensor in self.outputs and name in step.part.labels
+        }
 
     def needed(self, outputs: Sequence[str]) -> list[int]:
         """The steps without which these outputs do not come about."""

@@ -8,7 +8,7 @@ request keeps the versions that its models had when it came: none of them goes b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from broker.calls import as_clients_see, model_shapes
 from broker.ensemble import Memory, Progress, Run, SequenceMark, Started, Value
@@ -53,13 +53,6 @@ class Flow:
         self.retained = False  # it was answered while steps still looked at its inputs
 
 
-class StepOf(NamedTuple):
-    """Whose step a request is: its answers go there."""
-
-    flow: Flow
-    started: Started
-
-
 class Ensembles:
     """Invariant: a memory is in ``_lent`` from the response that brought it until nobody uses it."""
 
@@ -69,6 +62,7 @@ class Ensembles:
         self._ids = ids
         self._asker = asker
         self._flows: dict[int, Flow] = {}  # by request id, until it is answered
+        self._steps: dict[int, tuple[Flow, Started]] = {}  # by request id, until their inputs are let go
         self._timings: dict[int, Timing] = {}  # summed over the steps, by request id until it is counted
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
@@ -98,8 +92,7 @@ class Ensembles:
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]:
         """``pending`` is a step."""
-        assert pending.step is not None
-        flow, started = pending.step
+        flow, started = self._steps[pending.request.id]
         memory = self._lend(origin, response.lease)
         actions: list[Action] = []
         if response.final:
@@ -118,8 +111,7 @@ class Ensembles:
 
     def let_go(self, pending: Pending, now: int) -> list[Action]:
         """The model of a step does not look at its inputs any more."""
-        assert pending.step is not None
-        flow, started = pending.step
+        flow, started = self._steps.pop(pending.request.id)
         flow.run.let_go(started)
         return self._end_leases(flow, now)
 
@@ -137,8 +129,8 @@ class Ensembles:
 
     def time(self, pending: Pending, timing: Timing) -> None:
         """Of a step that was executed."""
-        assert pending.step is not None
-        id = pending.step.flow.pending.request.id
+        assert pending.whole is not None
+        id = pending.whole.request.id
         if id in self._timings:
             sent_ns, input_ns, infer_ns, output_ns = self._timings[id]
             _, more_input_ns, more_infer_ns, more_output_ns = timing
@@ -163,9 +155,8 @@ class Ensembles:
     @staticmethod
     def is_wanted(pending: Pending) -> bool:
         """Of an opened step: its client may have gone since, or another step may have failed."""
-        assert pending.step is not None
-        flow = pending.step.flow
-        return not (flow.run.over or flow.pending.unwanted)
+        assert pending.whole is not None
+        return not (pending.whole.answered or pending.whole.unwanted)
 
     def running(self, request: int) -> list[Pending]:
         """The steps that a request to an ensemble waits for."""
@@ -216,8 +207,9 @@ class Ensembles:
         inputs = [tensor._replace(shape=shape) for tensor, shape in zip(request.inputs, shapes, strict=True)]
         request = request._replace(inputs=inputs)
         pending = Pending(request, frames, None, version.batch_size(request), now)
-        pending.step = StepOf(flow, started)
+        pending.whole = flow.pending
         flow.steps[started.number] = pending
+        self._steps[request.id] = (flow, started)
         self._opened.append((version, pending))
 
     def _request(
@@ -257,14 +249,14 @@ class Ensembles:
     def _fail(self, flow: Flow, error: ServingError, now: int) -> list[Action]:
         """Its end. What still runs of it is dropped; a stream, which might have no end, is cancelled."""
         self._over(flow)
-        self._unwanted += [
-            step.request.id
-            for step in flow.steps.values()
-            if step.step is not None and flow.run.plan.steps[step.step.started.step].part.decoupled
-        ]
+        self._unwanted += [step.request.id for step in flow.steps.values() if self._is_stream(step)]
         response = Response(flow.pending.request.id, [], error=(int(error.kind), str(error)))
         response = response._replace(retained=self._retains(flow))
         return self._asker.respond(flow.version, flow.pending, response, "", (), now)
+
+    def _is_stream(self, step: Pending) -> bool:
+        flow, started = self._steps[step.request.id]
+        return flow.members[started.step].config.decoupled
 
     def _over(self, flow: Flow) -> None:
         del self._flows[flow.pending.request.id]
@@ -312,6 +304,8 @@ class Ensembles:
             assert flow.own.uses > 0 and not flow.run.ended
             flow.run.check()
         assert all(memory.uses > 0 for memory in self._lent.values())
+        for flow, _ in self._steps.values():
+            assert flow.run.over or flow.pending.request.id in self._flows
 
 
 def _inputs(version: ModelVersion, flow: Flow) -> dict[str, Value | None]:

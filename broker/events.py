@@ -65,9 +65,11 @@ class StubDied(NamedTuple):
 
 
 class LoadModels(NamedTuple):
-    """Load these versions; those of one model stand or fall together."""
+    """Load these versions; those of one model stand or fall together. ``along`` are the models that nobody has named:
+    they are for ensembles."""
 
     sources: list[VersionSource]
+    along: frozenset[str] = frozenset()
 
 
 class Prepared(NamedTuple):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from protocol.messages import Request, Response
-
-if TYPE_CHECKING:
-    from broker.ensembles import StepOf
 
 Frames = Sequence[memoryview | bytes]
 
@@ -50,8 +47,8 @@ class Pending:
         "responded_ns",
         "responses",
         "sink",
-        "step",
         "unwanted",
+        "whole",
     )
 
     def __init__(
@@ -67,7 +64,7 @@ class Pending:
         self.frames = frames
         self.sink = sink  # None if it has a caller, or is a step
         self.caller = caller
-        self.step: StepOf | None = None  # of a request to an ensemble
+        self.whole: Pending | None = None  # the request to an ensemble that it is a step of
         self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch
         self.arrived_ns = arrived_ns
         self.requeued = False  # it was behind a request whose instance died
@@ -82,8 +79,8 @@ class Pending:
     @property
     def waits(self) -> bool:
         """Whether the execution of another model cannot end before it."""
-        if self.step is not None:
-            return self.step.flow.pending.waits
+        if self.whole is not None:
+            return self.whole.waits
         return self.caller is not None and self.caller.waits
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
+from broker.ensemble import Plan
 from broker.events import Action, Kill, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.model import UNLOADED, Generation, ModelVersion, VersionState
@@ -93,6 +94,8 @@ class Startup:
         return actions + self._start_waiting(now)
 
     def _configure(self, version: ModelVersion, now: int) -> list[Action]:
+        if version.plan is not None:
+            return self._set_up_ensemble(version, version.plan, now)
         try:
             if version.source.refusal is not None:
                 raise version.source.refusal
@@ -134,6 +137,18 @@ class Startup:
             version.instances.append(instance)
             actions.append(start_process(self._roster, version, instance))
         return actions
+
+    def _set_up_ensemble(self, version: ModelVersion, plan: Plan, now: int) -> list[Action]:
+        """It has no process: it is up as soon as it is known to be right."""
+        try:
+            if version.source.refusal is not None:
+                raise version.source.refusal
+            version.config = config_loading.finish(version.config)
+        except ServingError as error:
+            return self.fail(version, error, now)
+        labels = {**plan.labels, **version.source.labels}
+        version.signature = signature(version.config, version.version, labels)
+        return self._up(version, now)
 
     # --- what the processes say -----------------------------------------------------------------------------------
 

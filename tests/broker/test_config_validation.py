@@ -12,7 +12,7 @@ from broker.config_files import check_initial_states, read_labels
 from broker.config_loading import finish, prepare
 from broker.config_validation import check_model
 from broker.model_config import parse_text
-from protocol.errors import InvalidArgument, ServingError, Unsupported
+from protocol.errors import InvalidArgument, ServingError
 
 ROWS = json.loads((Path(__file__).parent / "goldens" / "refused.json").read_text())
 
@@ -99,16 +99,3 @@ def test_metric_controls_must_be_complete(metrics, text):
     with pytest.raises(InvalidArgument) as refused:
         check_model(message)
     assert str(refused.value) == text
-
-
-def test_a_sound_ensemble_is_unsupported_for_now(tmp_path):
-    step = 'step [ { model_name: "m" input_map { key: "A" value: "X" } output_map { key: "B" value: "Y" } } ]'
-    text = (
-        'platform: "ensemble" input [ { name: "X" data_type: TYPE_FP32 dims: 1 } ] '
-        f'output [ {{ name: "Y" data_type: TYPE_FP32 dims: 1 }} ] ensemble_scheduling {{ {step} }}'
-    )
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    (tmp_path / "e" / "config.pbtxt").write_text(text)
-    directory = repository.scan([str(tmp_path)]).models[0]
-    with pytest.raises(Unsupported, match=r"^ensembles are not supported yet: model 'e'$"):
-        prepare(directory.config)
