@@ -234,6 +234,8 @@ class Requests:
             if found is None or pending.holder or not self._is_stuck(pending):
                 continue
             version = found[0]
+            if version.plan is not None:  # one of its steps is stuck, too, and ends it
+                continue
             version.queue.cancel(pending)
             version.recorder.dequeued()
             cause = InternalError(
