@@ -138,7 +138,6 @@ class BrokerServer:
         socket.setsockopt(zmq.LINGER, 500)
         socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.bind(self._settings.bus)
         self._loop.add_reader(socket.FD, self._on_readable)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -53,6 +54,21 @@ def test_every_request_gets_its_own_answer_afterwards(repository: Repository, st
     assert all(running.stop())
     assert server.stub("m") == stub
     assert not server.failures("m")
+
+
+def test_what_comes_after_a_long_while_is_served_afterwards(repository: Repository, start: Start) -> None:
+    repository.add("m")
+    server = start()
+    assert server.post("m", [1.0]).data == [1.0]
+    stub = server.stub("m")
+    stub.send_signal(signal.SIGSTOP)
+    time.sleep(2 * STOPPED_S)
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(server.post, "m", [2.0])
+        time.sleep(0.5)
+        stub.send_signal(signal.SIGCONT)
+        assert late.result(timeout=20).data == [2.0]
+    assert server.stub("m") == stub
 
 
 def test_streams_go_on_afterwards(repository: Repository, start: Start, stop_for_a_while) -> None:
