@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.conformance import generate_cases, grpc_cases, http_cases, http_error_cases, model_cases, server_cases
+from tests.conformance import (
+    author_cases,
+    generate_cases,
+    grpc_cases,
+    http_cases,
+    http_error_cases,
+    model_cases,
+    sender_cases,
+    server_cases,
+)
 
 CASES = [
     *http_cases.CASES,
@@ -10,9 +19,11 @@ CASES = [
     *generate_cases.CASES,
     *grpc_cases.CASES,
     *model_cases.CASES,
+    *author_cases.CASES,
+    *sender_cases.CASES,
     *server_cases.CASES,
 ]
-REPOSITORIES = ("conformance", "broken")
+REPOSITORIES = ("conformance", "broken", "control")
 
 _names = [case.name for case in CASES]
 assert len(set(_names)) == len(_names), sorted({name for name in _names if _names.count(name) > 1})

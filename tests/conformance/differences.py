@@ -7,15 +7,9 @@ must contain. A case that is ``fatal`` is never sent to the real Triton.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
+from tests.conformance.author_differences import ARGUMENTS, CALLS, SENDERS, STATISTICS, Difference
 from tests.conformance.replay import Answer
-
-
-class Difference(NamedTuple):
-    reason: str
-    ours: tuple[Answer, ...]
-    fatal: bool = False
 
 
 def error(status: int, text: str) -> Answer:
@@ -243,6 +237,11 @@ KNOWN_DIFFERENCES = {
     "statistics after two failures": Difference(_RETURNED_ERROR, _FAILED_TWICE),
     "http classification of text": Difference(_CLASSES, ({"status": 400},), fatal=True),
     "http classification of booleans": Difference(_CLASSES, ({"status": 400},), fatal=True),
+    # --- what a model sees and does
+    **ARGUMENTS,
+    **CALLS,
+    **SENDERS,
+    **STATISTICS,
 }
 
 

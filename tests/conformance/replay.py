@@ -49,6 +49,10 @@ class Address(NamedTuple):
     repository: str
 
 
+class Ended(Exception):
+    """The server has gone while it was asked."""
+
+
 class Replayer:
     """Replays cases against one server. Holds one gRPC channel; HTTP gets a new connection for each request."""
 
@@ -60,6 +64,13 @@ class Replayer:
 
     def close(self) -> None:
         self._channel.close()
+
+    def check(self) -> None:
+        """Raises Ended where nobody listens any more."""
+        try:
+            socket.create_connection(("127.0.0.1", self._address.http_port), TIMEOUT_S).close()
+        except ConnectionError:
+            raise Ended("nobody listens any more") from None
 
     def answers(self, case: Case) -> list[Answer]:
         return [

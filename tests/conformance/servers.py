@@ -18,12 +18,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.conformance.replay import Address
+from tests.conformance.replay import Address, Ended
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 START_S = 60.0
-FLAGS = ("--exit-on-error=false",)  # the broken repository is to be served
+FLAGS = {
+    "broken": ("--exit-on-error=false",),  # what can be loaded of it is to be served
+    "control": ("--model-control-mode=explicit", "--load-model=author"),
+}
 
 
 def real_triton() -> str | None:
@@ -33,7 +36,14 @@ def real_triton() -> str | None:
 @contextmanager
 def ours(repository: str) -> Iterator[Address]:
     address = _address(repository)
-    command = [sys.executable, "-m", "tensorbus", "serve", f"--model-repository={address.repository}", *FLAGS]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorbus",
+        "serve",
+        f"--model-repository={address.repository}",
+        *FLAGS.get(repository, ()),
+    ]
     command += [f"--http-port={address.http_port}", f"--grpc-port={address.grpc_port}"]
     command += [f"--metrics-port={address.metrics_port}"]
     with _running(command, address):
@@ -45,7 +55,7 @@ def theirs(repository: str) -> Iterator[Address]:
     script = real_triton()
     assert script, "TENSORBUS_REAL_TRITON is not set"
     address = _address(repository)
-    with _running([script, address.repository, *FLAGS], address):
+    with _running([script, address.repository, *FLAGS.get(repository, ())], address):
         yield address
 
 
@@ -71,10 +81,10 @@ def _running(command: list[str], address: Address) -> Iterator[None]:
             _wait_until_live(process, address)
             yield
             if process.poll() is not None:
-                raise RuntimeError(f"the server ended with {process.returncode} while it was asked:")
-        except RuntimeError as error:
+                raise Ended(f"the server ended with {process.returncode} while it was asked:")
+        except (RuntimeError, Ended) as error:
             log.seek(0)
-            raise RuntimeError(f"{error}\n{log.read()[-4000:]}") from None
+            raise type(error)(f"{error}\n{log.read()[-4000:]}") from None
         finally:
             _stop(process)
 

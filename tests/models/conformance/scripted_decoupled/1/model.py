@@ -1,0 +1,1 @@
+../../scripted/1/model.py

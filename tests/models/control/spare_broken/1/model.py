@@ -1,0 +1,6 @@
+"""Cannot be loaded."""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("boom")
