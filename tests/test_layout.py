@@ -33,6 +33,7 @@ DATA_AS_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal"
 LOADS_CODE_BY_NAME = {
     "stub/user_model.py",  # the user's model
     "protocol/kserve.py",  # generated modules of tritonclient, without the client around them
+    "tests/conformance/author_cases.py",  # the probes of a model among the tests
 }
 VAGUE_NAMES = {"utils", "util", "misc", "common", "helpers", "helper", "manager"}
 
