@@ -7,10 +7,7 @@ import resource
 import sys
 from collections.abc import Sequence
 
-import uvloop
-
 from tensorbus.logs import configure
-from tensorbus.serve import serve
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
 _OPEN_FILES = 65536
@@ -51,6 +48,10 @@ def _allow_open_files() -> None:
 
 
 def _run(settings: ServeSettings) -> int:
+    import uvloop  # a model in the foreground needs neither
+
+    from tensorbus.serve import serve
+
     for line in settings.deprecations:
         print(line, file=sys.stderr)
     try:

@@ -14,14 +14,12 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from broker import backends
 from gateway.calls import InferCall
 from protocol.errors import ServingError
 from protocol.messages import Response
-from tensorbus import foreground, request_files
+from tensorbus import backends, foreground, request_files
 from tensorbus.foreground import ForegroundModel
 from tensorbus.response_text import response_text
-from tensorbus.serve import OUR_BACKENDS
 from tensorbus.settings import ServeSettings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -41,9 +39,11 @@ def run_model(argv: Sequence[str]) -> int:
         return _run(given)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (OSError, ServingError) as error:
-        _say(f"error: {error.status_text() if isinstance(error, ServingError) else error}")
-        return EXIT_FAILED
+    except ServingError as error:
+        _say(f"error: {error.status_text()}")
+    except OSError as error:
+        _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
+    return EXIT_FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,9 +76,7 @@ class _Interrupt:
 
 
 def _run(given: argparse.Namespace) -> int:
-    checked = foreground.check(
-        given.model, given.version, backends.scan((given.backend_directory, OUR_BACKENDS), _none)
-    )
+    checked = foreground.check(given.model, given.version, backends.find(given.backend_directory))
     environment = foreground.environment(checked)
     if environment:
         _say(f"note: {environment} is not used here; this is {sys.executable}")
@@ -98,10 +96,6 @@ def _execute(given: argparse.Namespace, model: ForegroundModel, printer: _Printe
     took = [printer.execute(call) for _ in range(given.repeat) for call in calls]
     if len(took) > 1:
         _say(_summary(took))
-
-
-def _none(backend: str) -> dict[str, str]:
-    return {}
 
 
 def _requests(model: ForegroundModel, path: str | None) -> list[InferCall]:

@@ -1,315 +1,20 @@
-"""``tensorbus serve``: gateway, broker and launcher in one process and one event loop, told from start to end."""
+"""``tensorbus serve``: a server from its start to its exit code."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
 import os
-import secrets
 import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
 
 import structlog
 
-import stub
-from broker import backends
-from broker.core import Core
-from broker.events import ModelSaid, StartServing, StopServing
-from broker.model_config import PYTHON_BACKEND
-from broker.server import BrokerServer
-from broker.settings import BrokerSettings
-from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
-from metrics.endpoint import MetricsEndpoint
-from metrics.recorder import Recorder
-from protocol.errors import InternalError, ServingError, Unavailable
-from protocol.messages import Handle
-from shm.errors import ShmFull
-from shm.segment import default_directory
-from shm.store import Reader, Store
-from shm.sweep import sweep
-from stub.launcher import Launcher
-from tensorbus import gpus, reload
-from tensorbus.embedded import EmbeddedBus
-from tensorbus.environments import Environments
-from tensorbus.functions import Functions
-from tensorbus.heap import HeapTrim, malloc_trim
+from protocol.errors import ServingError
 from tensorbus.log_outlet import Outlet
-from tensorbus.logs import current_settings, log_line, log_printed, log_table
-from tensorbus.repository import Repositories
 from tensorbus.run_directory import run_directory
+from tensorbus.services import CannotListen, Services
 from tensorbus.settings import ServeSettings
-from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
-
-if TYPE_CHECKING:
-    from gateway.grpc_engine import GrpcEngine
-    from gateway.http_front import HttpFront
 
 log = structlog.get_logger()
-
-_NONCE_BYTES = 32
-_HOUSEKEEPING_S = 1.0
-OUR_BACKENDS = os.path.join(os.path.dirname(stub.__file__), "backends")  # those that come with us
-
-
-class CannotListen(Exception):
-    """A front found its port taken; ``str(error)`` is the line for the operator."""
-
-
-class Server:
-    """Everything that runs in the process. ``start`` raises ServingError or CannotListen, and then ``stop`` cleans up
-    all the same."""
-
-    def __init__(self, settings: ServeSettings, run_dir: str) -> None:
-        self._settings = settings
-        self._shm_directory = default_directory()
-        sweep(self._shm_directory)
-        self._store = Store(self._shm_directory, initial=settings.shm_default_byte_size)
-        self._reader = Reader(self._shm_directory)
-        self.recorder = Recorder(custom=settings.allow_metrics)
-        self._http: HttpFront | None = None
-        self._grpc: GrpcEngine | None = None
-        self._metrics: MetricsEndpoint | None = None
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._backends = backends.scan((settings.backend_directory, OUR_BACKENDS), settings.backend_values)
-        bus = f"ipc://{run_dir}/bus"
-        self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
-        self.functions = Functions(bus, self._launcher, self._on_thread_exit)
-        broker_settings = BrokerSettings(
-            bus=bus,
-            shm_directory=self._shm_directory,
-            auto_complete=not settings.disable_auto_complete_config,
-            strict_readiness=settings.strict_readiness,
-            explicit_control=settings.model_control_mode == "explicit",
-            load_concurrency=settings.model_load_thread_count,
-            backends=self._backends,
-            gpus=gpus.usable(),
-        )
-        self.repositories = Repositories(settings.model_repository, not settings.disable_auto_complete_config, run_dir)
-        environments = Environments(run_dir, settings.cache_directory)
-        self.broker = BrokerServer(
-            self._core(broker_settings),
-            broker_settings,
-            self._reader,
-            self.functions.spawn,
-            self.functions.kill,
-            self._launcher.abort,
-            environments.interpreter,
-            self.repositories,
-            _said,
-        )
-
-    def _core(self, settings: BrokerSettings) -> Core:
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
-        return Core(settings, self.recorder, self._probe(nonce), nonce, epoch_ms)
-
-    def _probe(self, nonce: bytes) -> Handle:
-        """Where stubs find the nonce; nowhere if there is no shared memory, and then tensors go by message."""
-        try:
-            block = self._store.allocate(len(nonce))
-        except ShmFull as error:
-            log.warning("shared memory is not used: tensors travel in messages, which is slower", cause=str(error))
-            return Handle("", 0, 0)
-        block.view[:] = nonce
-        return Handle(block.segment, block.offset, block.nbytes)
-
-    # --- start ----------------------------------------------------------------------------------------------------
-
-    def _on_exit(self, key: str, status: int) -> None:
-        self.broker.stub_died(key, status)
-
-    def _on_thread_exit(self, key: str, status: int) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._on_exit, key, status)
-
-    async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.broker.start()
-        await self._launcher.start()
-        # The fronts' imports take as long as a model's: both at once.
-        fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts, self._settings)
-        settings = self._settings
-        for flag in settings.ignored_flags:
-            log.warning(f"--{flag} has no effect here")
-        await self.repositories.load(self.broker, settings.models_at_start)
-        await fronts
-        index = self.broker.core.registry.index(ready=False)
-        log_table(repository_agents_table())
-        log_table(backends_table(self._backends_in_use(), settings))
-        log_table(models_table(index))
-        log_table(options_table(settings, SERVER_VERSION, EXTENSIONS))
-        if settings.exit_on_error and not self.broker.core.registry.all_loaded():
-            log.error("failed to load all models")
-            raise InternalError("failed to load all models")
-        bus = EmbeddedBus(self.broker)
-        dataplane = self.dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
-        self.broker.post(StartServing())
-        await self._start_fronts(dataplane)
-        self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
-        if settings.reload:
-            self._watching = asyncio.create_task(reload.watch(self.broker))
-
-    def _backends_in_use(self) -> dict[str, str]:
-        """With the file that runs the models of each; Python models have files of their own."""
-        used = {version.config.backend for version in self.broker.core.registry}
-        ours = {name: backend.model_file for name, backend in self._backends.items() if name in used}
-        return {PYTHON_BACKEND: "", **ours}
-
-    async def _start_fronts(self, dataplane: DataPlane) -> None:
-        """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
-        settings = self._settings
-        if settings.allow_grpc:
-            await self._start_grpc(dataplane)
-        if settings.allow_http:
-            await self._start_http(dataplane)
-        if settings.allow_metrics:
-            self._start_metrics()
-
-    async def _start_grpc(self, dataplane: DataPlane) -> None:
-        from gateway.grpc_engine import GrpcEngine
-        from gateway.grpc_service import GrpcService
-
-        address = self._settings.grpc_address
-        engine = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
-        await _listen("GRPC", engine)
-        self._grpc = engine
-        log.info(f"Started GRPCInferenceService at {address}:{engine.port}")
-
-    async def _start_http(self, dataplane: DataPlane) -> None:
-        from gateway.http_front import HttpFront
-
-        settings = self._settings
-        front = HttpFront(
-            dataplane,
-            settings.http_address,
-            settings.http_port,
-            settings.http_max_input_size,
-            self.recorder.custom,
-        )
-        await _listen("HTTP", front)
-        self._http = front
-        log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
-
-    def _start_metrics(self) -> None:
-        settings = self._settings
-        endpoint = MetricsEndpoint(
-            self.recorder,
-            settings.metrics_address,
-            settings.metrics_port,
-            pinned_pool_bytes=settings.pinned_memory_pool_byte_size,
-            cpu_metrics=settings.allow_cpu_metrics,
-            interval_s=settings.metrics_interval_ms / 1000,
-        )
-        try:
-            endpoint.start()
-        except OSError as error:
-            log.error("failed to start Metrics service", cause=str(error))
-            return
-        self._metrics = endpoint
-        log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
-
-    async def _keep_house(self, dataplane: DataPlane) -> None:
-        """Gives memory back that has not been used for a while."""
-        trim = HeapTrim()
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            self._store.trim(time.monotonic())
-            self._reader.trim()
-            if trim.due(dataplane.large_calls):
-                await asyncio.to_thread(malloc_trim)
-
-    @property
-    def ports(self) -> dict[str, int]:
-        """Of the services that listen: "http", "grpc", "metrics"."""
-        services = {"http": self._http, "grpc": self._grpc, "metrics": self._metrics}
-        return {name: service.port for name, service in services.items() if service is not None}
-
-    # --- stop -----------------------------------------------------------------------------------------------------
-
-    async def stop(self) -> bool:
-        """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
-        deadline = time.monotonic() + self._settings.exit_timeout_secs
-        for task in (self._housekeeping, self._watching):
-            if task is not None:
-                task.cancel()
-        self.broker.post(StopServing())
-        await self.broker.stop_preparing()
-        fronts = asyncio.gather(*self._drain_fronts())
-        log.info("Waiting for in-flight requests to complete.")
-        drained = await _within(deadline, self._drained, self._say_in_flight)
-        await fronts
-        log.info("All models are stopped, unloading models")
-        finished = drained and await _within(deadline, self._finished, self._say_live)
-        if self._metrics is not None:
-            self._metrics.close()
-        await self._launcher.close()
-        await asyncio.to_thread(self.functions.close)
-        self.broker.close()
-        self._reader.close()
-        self._store.close()
-        return finished
-
-    def _drain_fronts(self) -> Iterator[Awaitable[object]]:
-        """They refuse new work from now on, answer what they have, and close."""
-        timeout_s = self._settings.exit_timeout_secs
-        if self._http is not None:
-            yield self._http.drain(timeout_s)
-        if self._grpc is not None:
-            yield self._grpc.drain(timeout_s)
-
-    def _drained(self) -> bool:
-        return not self.broker.core.in_flight()
-
-    def _finished(self) -> bool:
-        return not self.broker.core.processes
-
-    def _say_in_flight(self, left_s: float) -> None:
-        in_flight = self.broker.core.in_flight()
-        log.info(f"Timeout {left_s:.0f}: Found {len(in_flight)} model versions that have in-flight inferences")
-        for name, count in in_flight.items():
-            log.info(f"Model {name} has {count} in-flight inferences")
-
-    def _say_live(self, left_s: float) -> None:
-        live = len(self.broker.core.registry.unfinished())
-        log.info(f"Timeout {left_s:.0f}: Found {live} live models and 0 in-flight non-inference requests")
-
-
-async def _within(deadline: float, done: Callable[[], bool], say: Callable[[float], None]) -> bool:
-    """Waits for ``done``; at once and each second ``say`` is told the seconds that are left."""
-    say_at = time.monotonic()
-    while True:
-        now = time.monotonic()
-        if now >= say_at:
-            say_at += 1
-            say(max(0.0, deadline - now))
-        if done():
-            return True
-        if now >= deadline:
-            return False
-        await asyncio.sleep(0.01)
-
-
-def _import_fronts(settings: ServeSettings) -> None:
-    """In a thread, before they are needed."""
-    if settings.allow_grpc:
-        importlib.import_module("gateway.grpc_engine")
-    if settings.allow_http:
-        importlib.import_module("gateway.http_front")
-
-
-async def _listen(service: str, front: HttpFront | GrpcEngine) -> None:
-    try:
-        await front.start()
-    except Unavailable as error:
-        raise CannotListen(f"failed to start {service} service: Unavailable - {error}") from None
-
-
-def _said(line: ModelSaid) -> None:
-    log_line(line.level, line.file, line.line, line.text)
 
 
 async def serve(settings: ServeSettings) -> int:
@@ -318,7 +23,7 @@ async def serve(settings: ServeSettings) -> int:
         return _failed("Invalid argument - --model-repository must be specified")
     try:
         with run_directory() as run_dir:
-            return await _serve(Server(settings, run_dir))
+            return await _serve(Services(settings, run_dir))
     except OSError as error:  # of the directories and sockets that it cannot be without
         return _failed(f"Internal - {error.strerror or error}")
     except Exception:
@@ -326,7 +31,7 @@ async def serve(settings: ServeSettings) -> int:
         return 1
 
 
-async def _serve(server: Server) -> int:
+async def _serve(services: Services) -> int:
     stopped = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -337,25 +42,25 @@ async def _serve(server: Server) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-    start = asyncio.create_task(server.start())
+    start = asyncio.create_task(services.start())
     try:
         await asyncio.wait([start, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
             await stopped.wait()
     except ServingError as error:
-        await server.stop()
+        await services.stop()
         return _failed(error.status_text().replace(": ", " - ", 1))
     except CannotListen as error:
-        await server.stop()
+        await services.stop()
         log.error(str(error))
         return 1
     except Exception as error:
         log.exception("failed to start")
-        await server.stop()
+        await services.stop()
         return _failed(f"Internal - {error}")
     start.cancel()
-    if await server.stop():
+    if await services.stop():
         return 0
     log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
     return 1

@@ -25,10 +25,10 @@ from broker.model import VersionState
 from gateway.calls import InferCall, Reply
 from protocol.errors import AlreadyExists, InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
 from protocol.messages import Parameters
-from tensorbus import serve
 from tensorbus.functions import BoundFunction, Tensor
 from tensorbus.logs import configure_as_guest
 from tensorbus.run_directory import run_directory
+from tensorbus.services import CannotListen, Services
 from tensorbus.settings import ServeSettings
 from tensorbus.tensors import Array, input_tensor, output_array
 
@@ -90,7 +90,7 @@ class Server:
         self._functions: list[BoundFunction] = []
         self._started: Future[None] = Future()
         self._thread: threading.Thread | None = None
-        self._server: serve.Server | None = None
+        self._server: Services | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Server:
             self._started.set_exception(error)
 
     async def _serve(self, run_dir: str) -> None:
-        server = serve.Server(self._settings, run_dir)
+        server = Services(self._settings, run_dir)
         try:
             await server.start()
             self._server = server
@@ -147,13 +147,13 @@ class Server:
                 await self._bind(function)
             self._started.set_result(None)
             await self._stopping.wait()
-        except serve.CannotListen as error:
+        except CannotListen as error:
             raise Unavailable(str(error)) from None
         finally:
             await server.stop()
 
     @property
-    def _running(self) -> serve.Server:
+    def _running(self) -> Services:
         """Raises ServerError before the start and after the end."""
         if self._server is None or self._thread is None or not self._thread.is_alive():
             raise InferenceError(Unavailable("the server does not run"))
