@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import types
-from typing import Callable, NamedTuple, NoReturn, Optional
+from typing import Callable, NamedTuple, NoReturn
 
 from . import bls, calls, logger, metric_family, readiness, signals, streams
 from .bus import Bus
@@ -26,9 +26,9 @@ from .event_loop import EventLoop
 from .exception_text import full_traceback
 from .loop import Loop
 from .outputs import Outputs
-from .placer import Placer
+from .segments import Segments
 from .session import Session
-from .shared import errors, messages, segment, shm_errors, store
+from .shared import errors, messages
 from .user_model import LoadError, UserModel, auto_complete
 
 EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
@@ -157,13 +157,9 @@ def _load(start: Start, channel: Channel, load: messages.Load) -> int:
 
 def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     """Raises LoadError."""
-    reader = store.Reader(load.shm_directory)
-    nonce = _read_nonce(reader, load.probe)
-    own = store.Store(load.shm_directory)
-    status = _status_segment(own) if nonce else None
-    placer = Placer(own if status else None)
-    outputs = Outputs(placer)
-    bls.serve(placer, reader)
+    segments = Segments(load)
+    outputs = Outputs(segments.placer)
+    bls.serve(segments.placer, segments.reader)
     log = _logger(channel)
     logger.set_sink(log)
     bus = Bus(channel)
@@ -173,16 +169,16 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     model = UserModel.load(load.model_file, load.args, load.version_directory)
     event_loop = EventLoop()
     session = Session(model, load.args["model_instance_name"], outputs, bus, event_loop, log, time.monotonic_ns)
-    loop = Loop(bus, asked, session, outputs, reader, status)
+    loop = Loop(bus, asked, session, outputs, segments.reader, segments.status)
     asks_ready = hasattr(model.instance, "is_ready")
     if asks_ready:
         readiness.serve(start.bus, start.key, model.instance, event_loop.result_of)
     calls.set_serving(True)
-    channel.send(messages.Ready(messages.READY, nonce, status.name if status else "", asks_ready))
+    channel.send(segments.ready(asks_ready))
     loop.run()
     calls.set_serving(False)
     channel.send(messages.Goodbye(messages.GOODBYE, session.finalize()))
-    own.close()
+    segments.close()
     return EXIT_OK
 
 
@@ -196,19 +192,3 @@ def _logger(channel: Channel) -> Callable[[str, str, int, str], None]:
         print("{} {}:{}] {}".format(level, file, line, text), file=sys.stderr)
 
     return log
-
-
-def _read_nonce(reader: store.Reader, probe: messages.Handle) -> bytes:
-    """b"" where the server's shared memory is not ours."""
-    try:
-        return bytes(reader.view(*probe))
-    except shm_errors.BadHandle:
-        return b""
-
-
-def _status_segment(own: store.Store) -> Optional[segment.Segment]:
-    """None if there is no room even for that; then all tensors travel inline."""
-    try:
-        return own.first()
-    except shm_errors.ShmFull:
-        return None

@@ -28,17 +28,13 @@ from protocol.messages import (
     GOODBYE,
     HELLO,
     LOG,
-    READY,
     VERSION,
     Configured,
     Goodbye,
     Hello,
     Load,
     Log,
-    Ready,
 )
-from shm.errors import BadHandle
-from shm.store import Reader, Store
 from stub.bus import Bus
 from stub.calls import Calls
 from stub.channel import Channel
@@ -47,9 +43,9 @@ from stub.event_loop import EventLoop
 from stub.launcher import Launcher
 from stub.loop import Loop
 from stub.outputs import Outputs
-from stub.placer import Placer
 from stub.request import InferenceRequest
 from stub.response import InferenceResponse
+from stub.segments import Segments
 from stub.session import Session
 from stub.user_model import UserModel
 from tensorbus.tensors import Array, concatenated, datatype_of, output_tensor, split
@@ -240,21 +236,15 @@ def _serve(channel: Channel, load: Load, function: BoundFunction) -> None:
         with contextlib.suppress(Closed):
             channel.send(Log(LOG, level, file, line, text))
 
-    reader, own = Reader(load.shm_directory), Store(load.shm_directory)
-    try:
-        nonce = bytes(reader.view(*load.probe))
-    except BadHandle:
-        nonce = b""
-    status = own.first() if nonce else None
-    outputs = Outputs(Placer(own if status else None))
+    segments = Segments(load)
+    outputs = Outputs(segments.placer)
     bus = Bus(channel, threading.get_ident())
     model = UserModel(function, function.name, load.args)
     session = Session(model, load.args["model_instance_name"], outputs, bus, EventLoop(), say, time.monotonic_ns)
-    loop = Loop(bus, Calls(bus), session, outputs, reader, status)
-    channel.send(Ready(READY, nonce, status.name if status else ""))
+    loop = Loop(bus, Calls(bus), session, outputs, segments.reader, segments.status)
+    channel.send(segments.ready())
     try:
         loop.run()
         channel.send(Goodbye(GOODBYE, session.finalize()))
     finally:
-        reader.close()
-        own.close()
+        segments.close()
