@@ -204,11 +204,12 @@ class Prepare(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Start a stub process with this routing id; None is the server's own interpreter."""
+    """Start a stub process with this routing id; ``interpreter`` None is the server's own."""
 
     key: str
-    title: str
-    interpreter: Interpreter | None = None
+    title: str  # for people: in the list of processes and before the lines that it prints
+    source: VersionSource  # what it is to run
+    interpreter: Interpreter | None
 
 
 class Kill(NamedTuple):

@@ -84,15 +84,15 @@ class Repositories(Protocol):
 
 
 class BrokerServer:
-    """Owns the socket. ``spawn(key, title, interpreter)``, ``kill(key)`` and ``abort(key)`` are a launcher's;
-    ``prepare`` makes an environment ready and may take long; ``said`` logs a model's own line."""
+    """Owns the socket. ``spawn``, ``kill(key)``, ``abort(key)`` are for stubs; ``prepare`` makes an environment ready
+    and may take long; ``said`` logs a model's own line."""
 
     def __init__(
         self,
         core: Core,
         settings: BrokerSettings,
         reader: Reader,
-        spawn: Callable[[str, str, Interpreter | None], None],
+        spawn: Callable[[Spawn], None],
         kill: Callable[[str], None],
         abort: Callable[[str], None],
         prepare: Callable[[ExecutionEnv], Awaitable[Interpreter]],
@@ -120,7 +120,7 @@ class BrokerServer:
             Poll: lambda action: self._begin(self._polled(action)),
             Discard: lambda action: self._begin(repositories.discard(action.directory)),
             Done: lambda action: action.asker(action.error),
-            Spawn: lambda action: spawn(action.key, action.title, action.interpreter),
+            Spawn: spawn,
             Kill: lambda action: kill(action.key),
             Abort: lambda action: abort(action.key),
             Watch: self._watch,

@@ -119,7 +119,7 @@ class Startup:
             return self._start_instances(version, now)
         key = version.configuring = f"c{self._roster.next_index()}"
         self._roster.add_configuring(key, version)
-        return [Spawn(key, f"{version.name}:{version.version} auto_complete_config", version.interpreter)]
+        return [spawn(version, key, "auto_complete_config")]
 
     def _start_instances(self, version: ModelVersion, now: int) -> list[Action]:
         """The configuration is as complete as it will be."""
@@ -275,7 +275,11 @@ def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, 
 def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> Spawn:
     """The next process of an instance, which is STARTING."""
     roster.add_instance(version, instance)
-    return Spawn(instance.key, f"{version.name}:{version.version} {instance.spec.name}", version.interpreter)
+    return spawn(version, instance.key, instance.spec.name)
+
+
+def spawn(version: ModelVersion, key: str, what: str) -> Spawn:
+    return Spawn(key, f"{version.name}:{version.version} {what}", version.source, version.interpreter)
 
 
 def end_processes(version: ModelVersion, finish: bool) -> list[Action]:

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from broker.events import Spawn
 from broker.model import VersionSource
 from broker.model_config import PYTHON_BACKEND, from_message
 from broker.proto import ModelConfigMessage
 from protocol.datatypes import BY_NAME
 from protocol.errors import InvalidArgument
-from protocol.interpreters import Interpreter
 from protocol.messages import (
     CONFIGURED,
     GOODBYE,
@@ -89,9 +89,9 @@ class BoundFunction:
         self._inputs = [(tensor.name, datatype_of(tensor.name, tensor.dtype), tensor.shape) for tensor in inputs]
         self._outputs = [(tensor.name, datatype_of(tensor.name, tensor.dtype), tensor.shape) for tensor in outputs]
         self._max_batch_size = max_batch_size
+        self.source = self._source()
 
-    @property
-    def source(self) -> VersionSource:
+    def _source(self) -> VersionSource:
         message = ModelConfigMessage(name=self.name, backend=PYTHON_BACKEND, max_batch_size=self._max_batch_size)
         for name, datatype, shape in self._inputs:
             message.input.add(name=name, data_type=BY_NAME[datatype].number, dims=shape)
@@ -100,11 +100,6 @@ class BoundFunction:
         if self._max_batch_size > 1:
             message.dynamic_batching.SetInParent()
         return VersionSource(self.name, _VERSION, "", from_message(message))
-
-    @property
-    def titles(self) -> tuple[str, str]:
-        """Of the processes that a broker would start for it."""
-        return f"{self.name}:{_VERSION} auto_complete_config", f"{self.name}:{_VERSION} {self.name}_0"
 
     # --- as a TritonPythonModel
 
@@ -166,16 +161,17 @@ class Functions:
         self._bus = bus
         self._launcher = launcher
         self._on_exit = on_exit
-        self._by_title: dict[str, BoundFunction] = {}
+        self._functions: list[BoundFunction] = []
         self._threads: dict[str, threading.Thread] = {}
         self._channels: dict[str, Channel] = {}
 
     def bind(self, function: BoundFunction) -> VersionSource:
-        self._by_title.update(dict.fromkeys(function.titles, function))
+        self._functions.append(function)
         return function.source
 
-    def spawn(self, key: str, title: str, interpreter: Interpreter | None = None) -> None:
-        function = self._by_title.get(title)
+    def spawn(self, order: Spawn) -> None:
+        key, title, source, interpreter = order
+        function = next((one for one in self._functions if one.source is source), None)
         if function is None:
             self._launcher.spawn(key, title, interpreter)
             return

@@ -71,7 +71,7 @@ class World:
             core,
             settings,
             Reader("/dev/shm"),
-            lambda key, title, interpreter: self.spawned.append(key),
+            lambda spawn: self.spawned.append(spawn.key),
             self.killed.append,
             self.killed.append,
             self.prepare,
