@@ -57,8 +57,9 @@ class Answering:
             retained = instance.retained.pop(request, None)
             if retained is not None:
                 actions += self.released(retained, now)
-        for origin, lease in self.calls.read(instance.index, message.read):
-            actions += self.outputs_read(origin, lease, now)
+        if message.read:
+            for origin, lease in self.calls.read(instance.index, message.read):
+                actions += self.outputs_read(origin, lease, now)
         return actions
 
     def _executed(
@@ -271,13 +272,13 @@ REASONS = {int(ErrorKind.CANCELLED): CANCELED}
 
 def _answers_all(dispatched: Dispatched, executed: Executed) -> bool:
     """Whether each request of the batch has its one and only response in it."""
-    answered = [response.request for response in executed.responses if response.final]
-    return (
-        answered == [pending.request.id for pending in dispatched.requests]
-        and len(answered) == len(executed.responses)
-        and not dispatched.ended
-        and all(pending.error is None for pending in dispatched.requests)
-    )
+    pendings, responses = dispatched.requests, executed.responses
+    if dispatched.ended or len(pendings) != len(responses):
+        return False
+    for pending, response in zip(pendings, responses, strict=True):
+        if response.request != pending.request.id or not response.final or pending.error is not None:
+            return False
+    return True
 
 
 def breach(key: str, fault: IllegalTransition) -> list[Action]:

@@ -65,11 +65,12 @@ class Calls:
     def _request(self, version: ModelVersion, message: Call, caller: Caller, frames: Frames, now: int) -> Pending:
         request = message.request
         shapes = model_shapes(version, request, frames)
-        request = request._replace(
-            id=next(self._ids),
-            version=version.version,
-            inputs=[tensor._replace(shape=shape) for tensor, shape in zip(request.inputs, shapes, strict=True)],
-        )
+        inputs = [
+            tensor if tensor.shape == shape else tensor._replace(shape=shape)
+            for tensor, shape in zip(request.inputs, shapes, strict=True)
+        ]
+        _, model, _, _, *rest = request
+        request = Request(next(self._ids), model, version.version, inputs, *rest)  # much quicker than _replace
         return Pending(request, frames, None, version.batch_size(request), now, caller)
 
     def find(self, key: str, call: int) -> Pending | None:

@@ -486,6 +486,8 @@ class ModelControl:
 
     def leave(self, now: int) -> list[Action]:
         """Whatever can go a step further does; at the end of every turn."""
+        if not (self._lines or self._draining or self._ending):
+            return []
         actions = self._assemble(now)
         for version in [one for one in self._draining if not self._must_stay(one, now)]:
             del self._draining[version]

@@ -142,6 +142,11 @@ class Ensembles:
         """Of a request that is to be counted: what all its steps together have taken."""
         return self._timings.pop(pending.request.id)
 
+    @property
+    def has_news(self) -> bool:
+        """There are steps to take."""
+        return bool(self._opened or self._unwanted)
+
     def take_opened(self) -> list[tuple[ModelVersion, Pending]]:
         """Steps to queue."""
         opened, self._opened = self._opened, []

@@ -109,6 +109,7 @@ class Instance:
         "hopeless",
         "incarnation",
         "index",
+        "key",
         "open",
         "outstanding",
         "ready_since",
@@ -124,6 +125,7 @@ class Instance:
         self.spec = spec
         self.index = index  # unique for the broker
         self.incarnation = 0
+        self.key = f"{index}.0"  # the ZeroMQ routing id of its present process
         self.state = InstanceState.STARTING
         self.outstanding: deque[Dispatched] = deque()
         self.open: dict[int, Open] = {}
@@ -138,11 +140,6 @@ class Instance:
         self.retry_at = 0
         self.execute_ns = 0  # estimate of one execution; 0 = none seen
 
-    @property
-    def key(self) -> str:
-        """The ZeroMQ routing id of its present process."""
-        return f"{self.index}.{self.incarnation}"
-
     def on(self, event: InstanceEvent) -> InstanceState:
         """The new state. Raises IllegalTransition."""
         state = TABLE.get((self.state, event))
@@ -151,6 +148,7 @@ class Instance:
         self.state = state
         if state is InstanceState.STARTING:
             self.incarnation += 1
+            self.key = f"{self.index}.{self.incarnation}"
         return state
 
     def back_off(self, now: int, settings: BrokerSettings) -> None:

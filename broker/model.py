@@ -149,7 +149,10 @@ class ModelVersion:
 
     def dead_instance(self) -> Instance | None:
         """An instance to name in the error, if none serves or is about to: waiting would be in vain."""
-        return self.instances[0] if self.instances and all(one.hopeless for one in self.instances) else None
+        for one in self.instances:
+            if not one.hopeless:
+                return None
+        return self.instances[0] if self.instances else None
 
     def in_flight(self) -> int:
         """Requests that are not answered finally."""

@@ -73,15 +73,11 @@ class ModelConfig:
     scheduler: Scheduler
     default_model_filename: str
     decoupled: bool
+    iterative: bool  # its model may ask for a request to be executed again
     response_cache: bool
     parameters: Mapping[str, str]
     metric_tags: Mapping[str, str]
     label_files: Mapping[str, str]  # output name to file name, relative to the model directory
-
-    @property
-    def iterative(self) -> bool:
-        """Whether its model may ask for a request to be executed again."""
-        return bool(self.message.sequence_batching.iterative_sequence)
 
     @property
     def instances(self) -> tuple[InstanceSpec, ...]:
@@ -111,6 +107,7 @@ def from_message(message: Message) -> ModelConfig:
         scheduler=Scheduler(message.WhichOneof("scheduling_choice")),
         default_model_filename=message.default_model_filename or PYTHON_FILENAME,
         decoupled=message.model_transaction_policy.decoupled,
+        iterative=message.sequence_batching.iterative_sequence,
         response_cache=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),

@@ -196,7 +196,9 @@ class Requests:
         """Ends a turn: one message for each instance that gets work. No request goes to one too late, though the time
         that it has be shorter than the turn."""
         self._answering.count()
-        actions = self._expire(now) + self._queue_steps(now)
+        actions = self._expire(now)
+        if self._answering.ensembles.has_news:
+            actions += self._queue_steps(now)
         for version in self._dirty:
             if not version.queue:
                 continue
@@ -207,7 +209,9 @@ class Requests:
                 self._again[version] = again_ns
         self._dirty.clear()
         if self._waiting_calls:
-            actions += self._fail_stuck(now) + self._queue_steps(now)
+            actions += self._fail_stuck(now)
+            if self._answering.ensembles.has_news:
+                actions += self._queue_steps(now)
         return actions
 
     def _queue_steps(self, now: int) -> list[Action]:
@@ -279,9 +283,10 @@ class Requests:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> int | None:
-        again = min(self._again.values(), default=None)
-        timeout = self._timeouts[0][0] if self._timeouts else None
-        return min(filter(None, (again, timeout)), default=None)
+        if not self._again:
+            return self._timeouts[0][0] if self._timeouts else None
+        again = min(self._again.values())
+        return min(again, self._timeouts[0][0]) if self._timeouts else again
 
     def deadline_passed(self, now: int) -> list[Action]:
         """Have a look at batches that have waited; requests that have waited for too long are rejected."""
