@@ -69,8 +69,8 @@ class Calls:
             tensor if tensor.shape == shape else tensor._replace(shape=shape)
             for tensor, shape in zip(request.inputs, shapes, strict=True)
         ]
-        _, model, _, _, *rest = request
-        request = Request(next(self._ids), model, version.version, inputs, *rest)  # much quicker than _replace
+        # Much quicker than _replace.
+        request = Request(next(self._ids), request.model, version.version, inputs, *request[4:])
         return Pending(request, frames, None, version.batch_size(request), now, caller)
 
     def find(self, key: str, call: int) -> Pending | None:
