@@ -67,6 +67,12 @@ class Scan:
     failures: list[PollFailure] = field(default_factory=list)
     log: list[LogLine] = field(default_factory=list)
 
+    def __iadd__(self, other: Scan) -> Scan:
+        self.models += other.models
+        self.failures += other.failures
+        self.log += other.log
+        return self
+
 
 def check_repositories(repositories: Iterable[str]) -> None:
     """Raises InternalError or InvalidArgument for a path that is no directory."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import structlog
 
 from broker import config_files, model_files, repository
+from broker.config_steps import step_models
 from broker.events import LoadModels, Override
 from broker.model import Labels, VersionSource
 from broker.registry import Registry
@@ -33,17 +34,27 @@ class Repositories:
         self._private_root = private_root
 
     async def load(self, broker: BrokerServer, only: Collection[str] | None = None) -> None:
-        """The models to begin with, all or some. Returns when each is READY or has failed. Raises ServingError for a
-        repository that is not there."""
-        scan = await asyncio.to_thread(repository.scan, self._paths, self._auto_complete, only=only)
+        """The models to begin with, all or some with the models of ensembles among them. Returns when each is READY or
+        has failed. Raises ServingError for a repository that is not there."""
+        scan, along = await asyncio.to_thread(self._scan, only)
         _say(scan.log)
         registry = broker.core.registry
         for failure in scan.failures:
             registry.add_name(failure.name, failure.text if failure.is_duplicate else "")
         sources = [source for directory in scan.models for source in _sources_at_start(directory, registry)]
         if sources:
-            broker.post(LoadModels(sources))
+            broker.post(LoadModels(sources, frozenset(along)))
             await _loaded(broker, len(sources))
+
+    def _scan(self, only: Collection[str] | None) -> tuple[repository.Scan, set[str]]:
+        """What is found, and which models of it were not asked for by name."""
+        found = repository.scan(self._paths, self._auto_complete, only=only)
+        along: set[str] = set()
+        known = repository.names(self._paths).keys() - set(only or ())
+        while more := (_models_of_ensembles(found) & known) - along if only is not None else set():
+            along |= more
+            found += repository.scan(self._paths, self._auto_complete, only=more)
+        return found, along
 
     async def names(self) -> dict[str, str]:
         """What the repositories hold now, with the reason of what cannot be a model."""
@@ -102,6 +113,10 @@ class Repositories:
 
 class PollError(Exception):
     """Why a directory is no model that we can load, for the log."""
+
+
+def _models_of_ensembles(scan: repository.Scan) -> set[str]:
+    return {model for directory in scan.models for model, _ in step_models(directory.config)}
 
 
 def _sources_at_start(directory: repository.ModelDirectory, registry: Registry) -> list[VersionSource]:

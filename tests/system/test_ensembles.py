@@ -224,7 +224,7 @@ def test_ensembles_are_loaded_with_their_models_go_with_them_and_come_back(tmp_p
     add_chain(repository, "inner", "double", "double")
     add_chain(repository, "outer", "inner", "ident")
     with serving(repository, tmp_path) as start:
-        server = start("--model-control-mode=explicit")
+        server = start("--model-control-mode=explicit", "--load-model=inner")
 
         def control(model: str, verb: str, **parameters: object) -> None:
             body = json.dumps({"parameters": parameters}).encode()
@@ -233,6 +233,7 @@ def test_ensembles_are_loaded_with_their_models_go_with_them_and_come_back(tmp_p
         def serve() -> set[str]:
             return {key.split(":")[0] for key, row in server.index().items() if row.get("state") == "READY"}
 
+        assert serve() == {"inner", "double"}
         control("outer", "load")
         assert serve() == {"outer", "inner", "double", "ident"}
         control("double", "unload")
@@ -241,4 +242,4 @@ def test_ensembles_are_loaded_with_their_models_go_with_them_and_come_back(tmp_p
         assert serve() == {"outer", "inner", "double", "ident"}
         assert server.post("outer", [1]).data == [4]
         control("outer", "unload", unload_dependents=True)
-        assert serve() == {"double"}  # which somebody has asked for by name
+        assert serve() == {"inner", "double"}  # which somebody has asked for by name
