@@ -1,0 +1,48 @@
+"""docs/model-surface.md names tests that exist, each below ``tests/``, and cases of the record."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.corpus import CASES
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "model-surface.md"
+ROW = re.compile(r"\| (?P<promise>.+) \| (?P<shown>.+) \|")
+RECORDED = "recorded: "
+
+
+def rows() -> list[tuple[str, str]]:
+    lines = [ROW.fullmatch(line) for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert all(lines), "a row has two cells"
+    return [(row["promise"], row["shown"]) for row in lines if row and row["shown"] != "shown by"]
+
+
+def functions_in(file: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    found = {f"{RECORDED}{case.name}" for case in CASES}
+    for file in TESTS.rglob("test_*.py"):
+        found |= {f"{file.relative_to(TESTS)}::{name}" for name in functions_in(file) if name.startswith("test_")}
+    return found
+
+
+def test_every_row_names_a_test_that_exists_or_says_what_is_missing(names: set[str]) -> None:
+    lost = [shown for _, shown in rows() if shown not in names and not shown.startswith(("not yet", "by hand"))]
+    assert not lost, "\n".join(lost)
+
+
+def test_nothing_is_promised_twice() -> None:
+    promises = [promise for promise, _ in rows()]
+    assert len(set(promises)) == len(promises), sorted({one for one in promises if promises.count(one) > 1})
+
+
+def test_the_rows_are_short() -> None:
+    assert [promise for promise, _ in rows() if len(promise) > 70] == []
