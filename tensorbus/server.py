@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,23 +21,23 @@ import uvloop
 
 from broker.events import LoadModels
 from broker.model import VersionState
-from gateway.calls import InferCall, Reply
-from protocol.errors import AlreadyExists, InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
+from gateway.calls import InferCall
+from protocol.errors import AlreadyExists, InvalidArgument, ServingError, Unavailable
 from protocol.messages import Parameters
 from tensorbus.functions import BoundFunction, Tensor
 from tensorbus.logs import configure_as_guest
+from tensorbus.replies import Replies
 from tensorbus.run_directory import run_directory
 from tensorbus.services import CannotListen, Services
 from tensorbus.settings import ServeSettings
-from tensorbus.tensors import Array, input_tensor, output_array
+from tensorbus.tensors import Array, input_tensor
 
 __all__ = ["InferenceError", "Server", "ServerError", "Tensor"]
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_ALIVE_S = 1.0  # between two looks whether the server still lives, while an answer is awaited
-_SETTLED_S = 0.005
+_SETTLED_S = 0.005  # between two looks whether a bound function is up
 
 
 class ServerError(Exception):
@@ -90,7 +89,7 @@ class Server:
         self._functions: list[BoundFunction] = []
         self._started: Future[None] = Future()
         self._thread: threading.Thread | None = None
-        self._server: Services | None = None
+        self._services: Services | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -139,10 +138,10 @@ class Server:
             self._started.set_exception(error)
 
     async def _serve(self, run_dir: str) -> None:
-        server = Services(self._settings, run_dir)
+        services = Services(self._settings, run_dir)
         try:
-            await server.start()
-            self._server = server
+            await services.start()
+            self._services = services
             for function in self._functions:
                 await self._bind(function)
             self._started.set_result(None)
@@ -150,14 +149,17 @@ class Server:
         except CannotListen as error:
             raise Unavailable(str(error)) from None
         finally:
-            await server.stop()
+            await services.stop()
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def _running(self) -> Services:
-        """Raises ServerError before the start and after the end."""
-        if self._server is None or self._thread is None or not self._thread.is_alive():
+        """Raises InferenceError before the start and after the end."""
+        if self._services is None or not self._is_alive():
             raise InferenceError(Unavailable("the server does not run"))
-        return self._server
+        return self._services
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -182,6 +184,8 @@ class Server:
         replies = self._send(model, inputs, outputs, version, parameters, request_id, decoupled=False)
         try:
             return replies.next(timeout_s).arrays
+        except ServingError as error:
+            raise InferenceError(error) from None
         finally:
             replies.end()
 
@@ -198,7 +202,7 @@ class Server:
     ) -> Iterator[dict[str, Array]]:
         """The same for a model that may give any number of responses (decoupled): each as it comes. The request is sent
         at once. An iterator that is closed before its end cancels the request. ``timeout_s`` is for each response."""
-        return self._send(model, inputs, outputs, version, parameters, request_id, decoupled=True).each(timeout_s)
+        return _each(self._send(model, inputs, outputs, version, parameters, request_id, decoupled=True), timeout_s)
 
     def _send(
         self,
@@ -209,14 +213,14 @@ class Server:
         parameters: Parameters | None,
         request_id: str,
         decoupled: bool,
-    ) -> _Replies:
+    ) -> Replies:
         try:
             tensors = [input_tensor(name, array) for name, array in inputs.items()]
         except ServingError as error:
             raise InferenceError(error) from None
         call = InferCall(model, version, tensors, request_id, list(outputs), dict(parameters or {}))
-        replies = _Replies(self)
-        self._call_soon(lambda: replies.begin(call, decoupled))
+        replies = Replies(self._running.dataplane, self._loop.call_soon_threadsafe, self._is_alive)
+        self._loop.call_soon_threadsafe(replies.begin, call, decoupled)
         return replies
 
     # --- models ---------------------------------------------------------------------------------------------------
@@ -238,12 +242,14 @@ class Server:
         Raises ServerError; what has served before then goes on serving. Needs ``model_control_mode="explicit"``.
         """
         text = config if config is None or isinstance(config, str) else json.dumps(config)
-        self._do(lambda done: self._running.dataplane.bus.load(model, text, files, done))
+        bus = self._running.dataplane.bus
+        self._do(lambda done: bus.load(model, text, files, done))
 
     def unload(self, model: str) -> None:
         """From here on the model takes no requests; those in flight are answered. Needs
         ``model_control_mode="explicit"``. Raises ServerError."""
-        self._do(lambda done: self._running.dataplane.bus.unload(model, False, done))
+        bus = self._running.dataplane.bus
+        self._do(lambda done: bus.unload(model, False, done))
 
     def bind(
         self,
@@ -270,12 +276,12 @@ class Server:
             raise ServerError(error) from None
 
     async def _bind(self, function: BoundFunction) -> None:
-        server = self._running
-        broker = server.broker
+        services = self._running
+        broker = services.broker
         registry = broker.core.registry
         if any(entry.name == function.name for entry in registry.index(ready=False)):
             raise AlreadyExists(f"there is a model '{function.name}' already")
-        broker.post(LoadModels([server.functions.bind(function)]))
+        broker.post(LoadModels([services.functions.bind(function)]))
         while True:
             await asyncio.sleep(_SETTLED_S)
             (entry,) = [entry for entry in registry.index(ready=False) if entry.name == function.name] or (None,)
@@ -301,12 +307,8 @@ class Server:
 
     # --- between the threads --------------------------------------------------------------------------------------
 
-    def _call_soon(self, function: Callable[[], object]) -> None:
-        assert self._running
-        self._loop.call_soon_threadsafe(function)
-
     def _ask(self, ask: Callable[[Callable[[T], None]], None]) -> T:
-        """What ``ask``, called on the loop, has its argument told. Raises ServerError."""
+        """What ``ask``, called on the loop of a running server, has its argument told. Raises ServerError."""
         answer: Future[T] = Future()
 
         def begin() -> None:
@@ -315,7 +317,7 @@ class Server:
             except ServingError as error:
                 answer.set_exception(error)
 
-        self._call_soon(begin)
+        self._loop.call_soon_threadsafe(begin)
         try:
             return answer.result()
         except ServingError as error:
@@ -327,83 +329,13 @@ class Server:
             raise ServerError(error)
 
 
-class _Replies:
-    """Of one request, on their way from the server's thread to the one that waits for them."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._queue: queue.SimpleQueue[Reply | ServingError] = queue.SimpleQueue()
-        self._id: int | None = None  # while it is open; of the server's thread
-
-    def begin(self, call: InferCall, decoupled: bool) -> None:
-        """In the server's thread."""
-        plane = self._server._running.dataplane
-        try:
-            call.signature = plane.signature(call.model, call.version)
-            if call.signature.decoupled and not decoupled:
-                raise Unsupported(f"model '{call.model}' is decoupled: use stream()")
-            self._id = plane.infer(call, self._arrived)
-        except ServingError as error:
-            self._queue.put(error)
-
-    def _arrived(self, reply: Reply) -> None:
-        if reply.final:
-            self._id = None
-        self._queue.put(reply)
-
-    def next(self, timeout_s: float | None) -> _Response:
-        """Raises InferenceError and TimeoutError."""
-        reply = self._take(timeout_s)
-        if isinstance(reply, ServingError):
-            raise InferenceError(reply)
-        try:
-            if reply.error is not None:
-                raise InferenceError(reply.error)
-            arrays = {output.name: output_array(output) for output in reply.outputs}
-            return _Response(arrays, reply.final, reply.final and not arrays and reply.signature.decoupled)
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._server._loop.call_soon_threadsafe(reply.release)
-
-    def _take(self, timeout_s: float | None) -> Reply | ServingError:
-        left_s = float("inf") if timeout_s is None else timeout_s
-        while True:
-            try:
-                return self._queue.get(timeout=min(left_s, _ALIVE_S))
-            except queue.Empty:
-                left_s -= _ALIVE_S
-            if left_s <= 0:
-                raise TimeoutError(f"no response within {timeout_s} s")
-            if self._server._thread is None or not self._server._thread.is_alive():
-                return InternalError("the server has ended")
-
-    def each(self, timeout_s: float | None) -> Iterator[dict[str, Array]]:
-        try:
-            while True:
-                response = self.next(timeout_s)
-                if not response.is_flag_alone:
-                    yield response.arrays
-                if response.final:
-                    return
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        """Nobody wants more."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, or the server's thread has ended
-            self._server._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._id is not None:
-            self._server._running.dataplane.cancel(self._id)
-            self._id = None
-
-
-class _Response:
-    def __init__(self, arrays: dict[str, Array], final: bool, is_flag_alone: bool) -> None:
-        self.arrays = arrays
-        self.final = final
-        self.is_flag_alone = is_flag_alone
+def _each(replies: Replies, timeout_s: float | None) -> Iterator[dict[str, Array]]:
+    try:
+        yield from replies.each(timeout_s)
+    except ServingError as error:
+        raise InferenceError(error) from None
+    finally:
+        replies.end()
 
 
 def _frozen(value: Any) -> Any:
