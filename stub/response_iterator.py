@@ -9,7 +9,8 @@ from .response import InferenceResponse
 
 
 class ResponseIterator:
-    """Keeps what it has given: once the last response is out, iterating begins again with the first one.
+    """Keeps what it has given: once the last response is out, iterating begins again with the first one. A loop that
+    was left, the first or a later one, goes on where it was.
 
     For one thread or coroutine at a time; ``cancel`` may be called from any thread.
     """
@@ -24,7 +25,7 @@ class ResponseIterator:
         self._finished = False
 
     def __iter__(self) -> ResponseIterator:
-        if self._finished:
+        if self._finished and self._at == len(self._responses):
             self._at = 0
         return self
 

@@ -336,6 +336,11 @@ def test_iterating_resumes_and_after_the_end_begins_again(broker: Broker) -> Non
         next(responses)
     for _ in range(2):
         assert [number(response) for response in responses] == [0.0, 1.0, 2.0, None]
+    for response in responses:
+        assert number(response) == 0.0
+        break
+    assert number(next(responses)) == 1.0
+    assert [number(response) for response in responses] == [2.0, None]
 
 
 def test_what_comes_for_an_iterator_that_is_gone_is_read_at_once(broker: Broker) -> None:
