@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Union
 from broker.execution_env import ExecutionEnv
 from broker.instance import not_healthy
 from broker.model import ModelVersion, VersionSource
-from broker.queue import Frames, Pending, Sink
+from broker.queue import Frames, Pending, ReplySink
 from protocol.errors import InternalError, ServingError
 from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, ToBroker, ToStub
@@ -21,7 +21,7 @@ class Submitted(NamedTuple):
 
     request: Request
     frames: Frames
-    sink: Sink
+    sink: ReplySink
     arrived_ns: int
 
 

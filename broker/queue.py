@@ -11,7 +11,7 @@ from protocol.messages import Request, Response
 Frames = Sequence[memoryview | bytes]
 
 
-class Sink(Protocol):
+class ReplySink(Protocol):
     """Where a request's replies go; the gateway's side of the bus."""
 
     def on_response(self, response: Response, origin: str, frames: Frames) -> None: ...
@@ -20,7 +20,7 @@ class Sink(Protocol):
 
 
 class Caller(NamedTuple):
-    """The model that made a request; a gateway's request has a Sink instead."""
+    """The model that made a request; a gateway's request has a ReplySink instead."""
 
     key: str  # of the socket that the call came by and its answers go to; "" once the process is dead
     call: int  # its number there
@@ -55,7 +55,7 @@ class Pending:
         self,
         request: Request,
         frames: Frames,
-        sink: Sink | None,
+        sink: ReplySink | None,
         batch_size: int,
         arrived_ns: int,
         caller: Caller | None = None,

@@ -45,7 +45,7 @@ from broker.events import (
 )
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
-from broker.queue import Frames, Sink
+from broker.queue import Frames, ReplySink
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import InternalError, ProtocolError, ServingError
@@ -186,7 +186,7 @@ class BrokerServer:
 
     # --- what comes in --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, frames: Frames, sink: Sink) -> None:
+    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         self.post(Submitted(request, frames, sink, time.monotonic_ns()))
 
     def cancel(self, request: int) -> None:

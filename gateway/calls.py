@@ -95,4 +95,4 @@ class Reply:
             self._bus.release(self._origin, lease)
 
 
-Sink = Callable[[Reply], None]
+OnReply = Callable[[Reply], None]  # called for each reply to an InferCall

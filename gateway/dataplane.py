@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from gateway.bus import Bus, Done, Frames
-from gateway.calls import InferCall, OutputTensor, Reply, Sink
+from gateway.calls import InferCall, OnReply, OutputTensor, Reply
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
@@ -53,13 +53,13 @@ class ServerMetadata(NamedTuple):
     extensions: tuple[str, ...]
 
 
-class _Pending:
-    """A submitted request: the ReplySink that turns Responses into Replies and ends the input lease."""
+class _ReplySink:
+    """Of a submitted request: turns Responses into Replies and ends the input lease."""
 
-    __slots__ = ("blocks", "classes", "id", "plane", "request_id", "reshaped", "signature", "sink")
+    __slots__ = ("blocks", "classes", "id", "on_reply", "plane", "request_id", "reshaped", "signature")
 
     def __init__(
-        self, plane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, sink: Sink
+        self, plane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, on_reply: OnReply
     ) -> None:
         self.plane = plane
         self.id = id
@@ -68,14 +68,14 @@ class _Pending:
         self.reshaped = checker.reshaped
         self.request_id = call.request_id
         self.classes = call.classes
-        self.sink: Sink | None = sink  # None once cancelled
+        self.on_reply: OnReply | None = on_reply  # None once cancelled
 
     def on_response(self, response: Response, origin: str, frames: Frames) -> None:
         """The client first: what is over can be put away while the answer travels."""
         plane = self.plane
         try:
-            if self.sink is not None:
-                self.sink(self._reply(response, origin, frames))
+            if self.on_reply is not None:
+                self.on_reply(self._reply(response, origin, frames))
             elif response.lease:
                 plane.bus.release(origin, response.lease)
         finally:
@@ -154,7 +154,7 @@ class DataPlane:
         self.store = store
         self.reader = reader
         self.log_settings = log_settings  # the fronts read and change them
-        self.pending: dict[int, _Pending] = {}
+        self.pending: dict[int, _ReplySink] = {}  # of requests without a final response, by Request.id
         self.large_calls = 0  # so far: each may have left as much behind in the heap
         self._server_id = server_id
         self._ids = count(1)
@@ -163,8 +163,8 @@ class DataPlane:
 
     # --- inference ----------------------------------------------------------------------------------------------
 
-    def infer(self, call: InferCall, sink: Sink) -> int:
-        """Validate, place and submit; returns the id for ``cancel``. Raises ServingError. The sink is never called
+    def infer(self, call: InferCall, on_reply: OnReply) -> int:
+        """Validate, place and submit; returns the id for ``cancel``. Raises ServingError. ``on_reply`` is never called
         before ``infer`` returns; it gets exactly one Reply with ``final`` set unless the request is cancelled."""
         blocks: list[Block] = [] if call.block is None else [call.block]
         try:
@@ -186,20 +186,20 @@ class DataPlane:
                 call.priority,
                 call.timeout_us,
             )
-            pending = _Pending(self, id, blocks, checker, call, sink)
-            self.bus.submit(request, frames, pending)
+            sink = _ReplySink(self, id, blocks, checker, call, on_reply)
+            self.bus.submit(request, frames, sink)
         except ServingError:
             for block in blocks:
                 self.store.free(block)
             raise
-        self.pending[id] = pending
+        self.pending[id] = sink
         return id
 
     def cancel(self, id: int) -> None:
-        """The client is gone. The sink is not called again; memory is freed when the broker answers."""
-        pending = self.pending.pop(id, None)
-        if pending is not None:
-            pending.sink = None
+        """The client is gone. ``on_reply`` is not called again; memory is freed when the broker answers."""
+        sink = self.pending.pop(id, None)
+        if sink is not None:
+            sink.on_reply = None
             self.bus.cancel(id)
 
     def checker(self, signature: Signature) -> Checker:

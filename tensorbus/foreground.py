@@ -117,12 +117,12 @@ class ForegroundModel:
         instance = config.instances[0]
         args = initialize_args(with_settings(config, backend), instance, source.version, source.directory)
         model = self._load(lambda file, folder: user_model.UserModel.load(file, args, folder), checked)
-        self._outlet = Outlet()
+        self._port = _Port()
         self._session = session.Session(
             model,
             instance.name,
             outputs.Outputs(placer.Placer(None)),
-            self._outlet,
+            self._port,
             event_loop.EventLoop(),
             log,
             time.monotonic_ns,
@@ -178,7 +178,7 @@ class ForegroundModel:
         """One call of ``execute``, and more if requests ask to be rescheduled. Returns when all are answered.
 
         ``on_response`` is called in whichever thread of the model has sent the response."""
-        self._outlet.on_response = on_response
+        self._port.on_response = on_response
         while True:
             frames: list[bytes] = []
             executed: Executed = self._session.execute(Batch(next(self._ids), list(requests)), self._view, frames)
@@ -198,7 +198,7 @@ class ForegroundModel:
     def _wait_for_the_rest(self, on_response: OnResponse) -> None:
         delivery = self._session.delivery
         while delivery.open:
-            self._outlet.wait(lambda: not delivery.open or delivery.has_abandoned)
+            self._port.wait(lambda: not delivery.open or delivery.has_abandoned)
             for response in delivery.take_abandoned():
                 on_response(response, ())
 
@@ -207,7 +207,7 @@ class ForegroundModel:
         return not self._session.finalize()
 
 
-class Outlet:
+class _Port:
     """A session's Port: responses that leave by themselves are handed on at once."""
 
     is_ours = True
