@@ -8,11 +8,10 @@ not looked at goes on as it lies in shared memory; others are copied there once.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import borrowed, calls
+from . import borrowed, calls, forks
 from .placer import PlacedTensor, Placer
 from .response import InferenceResponse
 from .response import receive as receive_response
@@ -48,18 +47,19 @@ class Call:
     """One request to another model. Its inputs stay where they are until nobody looks at them any more."""
 
     def __init__(self, request: messages.Request, inputs: Sequence[Tensor], decoupled: bool) -> None:
-        """Sends it. ``request`` has no inputs. Raises TritonModelException."""
+        """Sends it, with these inputs instead of its own. Raises TritonModelException."""
         if _memory is None or not calls.serving():
             raise TritonModelException(not_now)
         self._model = request.model
         self._memory = _memory
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._answers: Deque[Answer] = deque()
         self._waking: List[Callable[[], None]] = []
         self._dropped = False
         self._complete = False
         self._inputs = _memory.placer.place([self._outgoing(tensor) for tensor in inputs])
-        message = request._replace(inputs=self._inputs.references)
+        # Much quicker than _replace.
+        message = messages.Request(0, request.model, request.version, self._inputs.references, *request[4:])
         executing = calls.executing.get()
 
         def make(number: int) -> Tuple[messages.Call, calls.Frames]:
@@ -115,14 +115,15 @@ class Call:
 
     def cancel(self) -> None:
         """Answers still come, in the end that it was cancelled."""
-        if not self._complete and os.getpid() == self._pid:
+        if not self._complete and forks.generation == self._generation:
             with contextlib.suppress(calls.NotServing):
                 calls.cancel(self._number)
 
     def drop(self) -> None:
         """Nobody will take any more answers."""
         self._dropped = True
-        self._discard()
+        if self._answers:
+            self._discard()
 
     def abandon(self) -> None:
         """Neither does the model want them made."""
@@ -130,7 +131,7 @@ class Call:
         self.drop()
 
     def __del__(self) -> None:
-        if hasattr(self, "_answers"):
+        if getattr(self, "_answers", None):
             self._discard()
 
     # --- in the thread that reads the bus
@@ -186,7 +187,7 @@ class Call:
         with contextlib.suppress(IndexError):  # empty
             while True:
                 answered, _ = self._answers.popleft()
-                if answered.response.lease and os.getpid() == self._pid:
+                if answered.response.lease and forks.generation == self._generation:
                     calls.read(answered.origin, answered.response.lease)
 
 

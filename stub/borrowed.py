@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from itertools import count
 from typing import Any, Dict, List, Sequence, Tuple
 from weakref import ref
 
 from numpy.typing import NDArray
 
-from . import calls
+from . import calls, forks
 
 _TOLD_AT_ONCE_NBYTES = 1 << 20  # to be free: less can wait until ``execute`` has returned
 _PER_LEASE_NBYTES = 1 << 10
@@ -22,12 +21,12 @@ _free: List[int] = []  # bytes of the leases that are over
 
 def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
     """The lease is over when none of the roots (tensor.receive) is left."""
-    pid, gone = os.getpid(), count(1)
+    generation, gone = forks.generation, count(1)
     nbytes = sum([root.nbytes for root in roots], _PER_LEASE_NBYTES)
 
     def on_gone(_: object) -> None:
         """In any thread, while anything else goes on; and in processes forked since, whose copies mean nothing."""
-        if next(gone) == len(refs) and os.getpid() == pid:
+        if next(gone) == len(refs) and forks.generation == generation:
             _held.pop((origin, lease), None)
             _free.append(nbytes)
             calls.read(origin, lease)

@@ -240,7 +240,7 @@ class Calls:
 def _will_wait() -> bool:
     """Whether the calling code will wait for its answer by ``wait``, in the main thread. A coroutine will not."""
     asyncio = sys.modules.get("asyncio")
-    in_main = threading.current_thread() is threading.main_thread()
+    in_main = threading.get_ident() == threading.main_thread().ident
     return in_main and (asyncio is None or asyncio._get_running_loop() is None)
 
 

@@ -19,7 +19,8 @@ from . import codec, forks
 from .closed import Closed as Closed
 from .shared import messages
 
-_RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)  # pyzmq's enums are slow
+# Numbers and ``set``: pyzmq's enums and attributes are slow.
+_RCVMORE, _RCVTIMEO, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.RCVTIMEO), int(zmq.EVENTS), int(zmq.POLLIN)
 _LINGER_MS = 2000  # at exit; a server that does not read for longer will not miss our Goodbye
 # Answered by libzmq's own thread, so only a stopped or vanished peer fails to. A server that is stopped for a while
 # (a debugger, a laptop's lid) must find its stubs again.
@@ -101,7 +102,8 @@ class Channel:
             return self._receive_among_threads(timeout_ms)
         with self._lock:
             if timeout_ms != self._timeout_ms:
-                self._socket.rcvtimeo = self._timeout_ms = timeout_ms
+                self._socket.set(_RCVTIMEO, timeout_ms)
+                self._timeout_ms = timeout_ms
             try:
                 return self._take(0)
             except zmq.Again:

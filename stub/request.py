@@ -104,14 +104,14 @@ class InferenceRequest:
         self._open = None
         self._sender = None
         self._message = messages.Request(
-            id=0,
-            model=model,
-            version=int_argument("__init__", model_version, -_INT64, _INT64 - 1),
-            inputs=[],
-            request_id=request_id,
-            outputs=outputs,
-            parameters=checked_parameters(parameters),
-            correlation_id=_correlation_id(correlation_id),
+            0,
+            model,
+            int_argument("__init__", model_version, -_INT64, _INT64 - 1),
+            [],
+            request_id,
+            outputs,
+            checked_parameters(parameters),
+            _correlation_id(correlation_id),
             timeout_us=int_argument("__init__", timeout, 0, _UINT64),
         )
 
@@ -219,8 +219,9 @@ def _call(function: str, request: InferenceRequest, decoupled: object) -> Call:
     if decoupled is None or not hasattr(type(decoupled), "__bool__"):
         raise incompatible(function, "{}(decoupled: bool = False)".format(function), decoupled)
     message = request._message
-    plain = message._replace(id=0, inputs=[], flags=request._flags)
-    return Call(plain, request._inputs, bool(decoupled))
+    if message.flags != request._flags:
+        message = message._replace(flags=request._flags)
+    return Call(message, request._inputs, bool(decoupled))
 
 
 async def _result(call: Call, decoupled: bool) -> Union[InferenceResponse, ResponseIterator]:
