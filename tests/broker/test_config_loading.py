@@ -7,7 +7,7 @@ from broker.config_json import to_json
 from broker.config_loading import finish, prepare
 from broker.config_normalize import normalize
 from broker.model_config import from_message, parse_text
-from protocol.errors import InvalidArgument
+from protocol.errors import InvalidArgument, Unsupported
 
 
 def polled(text: str = "", backend: str = "python"):
@@ -81,6 +81,14 @@ def test_other_characters_are_fine(name):
     config = polled()
     config.message.name = name
     assert [spec.name for spec in prepare(from_message(config.message)).instances] == [f"{name}_0"]
+
+
+def test_where_inputs_lie_is_a_yes_or_a_no():
+    parameter = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value: { string_value: "%s" } }'
+    for word in ("yes", "no"):
+        assert prepare(polled(parameter % word))
+    with pytest.raises(Unsupported, match=r"^Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'$"):
+        prepare(polled(parameter % "maybe"))
 
 
 def test_inputs_and_outputs_are_checked_when_all_is_complete():
