@@ -21,6 +21,7 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
+from gateway.grpc_message import LargeMessage, Message
 from gateway.grpc_service import INFER, STREAM, GrpcService
 from gateway.grpc_stream import InferStream
 from gateway.status import GRPC_CODE
@@ -141,7 +142,7 @@ class GrpcEngine:
             del callback, event
 
     def _open_stream(self, event: Event) -> None:
-        stream = self._service.stream(event.invocation_metadata)
+        stream = self._service.stream(event.invocation_metadata, _nothing)
         writing = _StreamCall(stream, self._loop, event.call).writing
         if writing is not None:
             self._writers.add(writing)
@@ -155,14 +156,14 @@ class GrpcEngine:
 class _UnaryCall:
     """One RPC with one answer. Everything but its creation happens on the loop."""
 
-    __slots__ = ("_answer", "_call", "_closed", "_loop", "_method", "_service")
+    __slots__ = ("_call", "_cancel", "_closed", "_loop", "_method", "_service")
 
     def __init__(self, service: GrpcService, loop: asyncio.AbstractEventLoop, call: Any, method: str) -> None:
         self._service = service
         self._loop = loop
         self._call = call
         self._method = method
-        self._answer: asyncio.Future[bytes] | None = None
+        self._cancel = _nothing
         self._closed = False
 
     def on_message(self, event: Event) -> None:
@@ -173,8 +174,7 @@ class _UnaryCall:
             if message is None:
                 raise InternalError("Unable to parse request")
             if self._method == INFER:
-                self._answer = self._service.infer(message)
-                self._answer.add_done_callback(self._on_answer)
+                self._cancel = self._service.infer(message, self._send)
             else:
                 self._service.unary(self._method, message, self._send)
         except ServingError as error:
@@ -186,25 +186,19 @@ class _UnaryCall:
     def on_close(self, event: Event) -> None:
         """The call is over: answered, or given up by the client, by its deadline or by the end of a drain."""
         self._closed = True
-        if self._answer is not None:
-            self._answer.cancel()  # does nothing to one that is done
+        self._cancel()
 
-    def _send(self, answer: bytes | ServingError) -> None:
+    def _send(self, answer: Message | ServingError) -> None:
+        if isinstance(answer, LargeMessage):
+            data = b"".join(answer.pieces)
+            answer.release()
+            answer = data
         if self._closed:
             return
         if isinstance(answer, ServingError):
             send_status(self._call, answer)
         else:
             send_answer(self._call, answer)
-
-    def _on_answer(self, answer: asyncio.Future[bytes]) -> None:
-        if answer.cancelled():
-            return
-        error = answer.exception()
-        if error is None:
-            send_answer(self._call, answer.result())
-        else:
-            send_status(self._call, error)
 
 
 class _StreamCall:
@@ -298,6 +292,10 @@ def send_status(call: Any, error: BaseException | None, begun: bool = False) -> 
 
 def _refuse(event: Event) -> None:
     send_status(event.call, Unsupported(""))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _ignore(event: Event) -> None:

@@ -1,13 +1,12 @@
 """The gRPC service: (method, request bytes) to response bytes, or to a stream of them. No transport, no grpcio.
 
 An engine calls ``infer`` for INFER, ``stream`` for STREAM, ``unary`` for the rest of ``methods``, and turns a
-ServingError into a status with gateway/status.py. What it must do besides: cancel the future or stream of a client
-that is gone or past its deadline.
+ServingError into a status with gateway/status.py. What it must do besides: cancel the inference or stream of a client
+that is gone or past its deadline, and release a LargeMessage once it is sent, or will never be.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -15,6 +14,7 @@ from weakref import WeakSet
 from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import SHUTTING_DOWN, InFlight
+from gateway.grpc_message import Buffer, Message, message_of
 from gateway.grpc_stream import InferStream
 from gateway.grpc_tensors import (
     ParsedRequest,
@@ -42,8 +42,9 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
-Message = Any  # protobuf's classes have no static types
+Proto = Any  # protobuf's classes have no static types
 Answer = Callable[["bytes | ServingError"], None]
+InferAnswer = Callable[["Message | ServingError"], None]
 
 
 class GrpcService:
@@ -53,7 +54,7 @@ class GrpcService:
         self.plane = plane
         self._in_flight = InFlight()
         self._streams: WeakSet[InferStream] = WeakSet()
-        answers: dict[str, Callable[[Message], Message]] = {
+        answers: dict[str, Callable[[Proto], Proto]] = {
             "ServerLive": self._server_live,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
@@ -96,38 +97,32 @@ class GrpcService:
 
     # --- inference ------------------------------------------------------------------------------------------------
 
-    def infer(self, request: bytes) -> asyncio.Future[bytes]:
-        """ModelInfer; cancelling the future cancels the request. Both the call and the future raise ServingError. The
-        bytes are not needed any more once this has returned."""
+    def infer(self, request: Buffer, answer: InferAnswer) -> Callable[[], None]:
+        """ModelInfer. ``answer`` is called once, later, unless the call that is returned has cancelled the request
+        before. Raises ServingError. The bytes are not needed any more once this has returned."""
         self._in_flight.refuse_while_draining()
         parsed = parse_request(request)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        inference = _Inference(self.plane, self._in_flight, answer)
         try:
-            id = self._submit(parsed, answer)
+            inference.id = self._submit(parsed, inference)
         except ServingError as error:
             self.plane.refused(parsed.message.model_name, parsed.message.id, error)
             raise
-
-        def on_done(answer: asyncio.Future[bytes]) -> None:
-            if answer.cancelled():
-                self.plane.cancel(id)
-            self._in_flight.finished()
-
-        answer.add_done_callback(on_done)
         self._in_flight.started()
-        return answer
+        return inference.cancel
 
-    def _submit(self, parsed: ParsedRequest, answer: asyncio.Future[bytes]) -> int:
+    def _submit(self, parsed: ParsedRequest, inference: _Inference) -> int:
         message = parsed.message
         signature = self.plane.signature(message.model_name, parse_version(message.model_version))
         if signature.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         call = decode_call(parsed, signature, decode_parameters(message))
-        return self.plane.infer(call, lambda reply: _resolve(answer, reply))
+        return self.plane.infer(call, inference.on_reply)
 
-    def stream(self, metadata: Metadata) -> InferStream:
-        """A ModelStreamInfer call."""
-        stream = InferStream(self.plane, self._in_flight, fail_on_error=("triton_grpc_error", "true") in metadata)
+    def stream(self, metadata: Metadata, on_ready: Callable[[], None]) -> InferStream:
+        """A ModelStreamInfer call; ``on_ready`` as the stream has it."""
+        fail_on_error = ("triton_grpc_error", "true") in metadata
+        stream = InferStream(self.plane, self._in_flight, fail_on_error, on_ready)
         self._streams.add(stream)
         return stream
 
@@ -162,14 +157,14 @@ class GrpcService:
         else:
             tell(False)
 
-    def _server_live(self, request: Message) -> Message:
+    def _server_live(self, request: Proto) -> Proto:
         return service_pb2.ServerLiveResponse(live=self.plane.server_live())
 
-    def _server_metadata(self, request: Message) -> Message:
+    def _server_metadata(self, request: Proto) -> Proto:
         name, version, extensions = self.plane.server_metadata()
         return service_pb2.ServerMetadataResponse(name=name, version=version, extensions=extensions)
 
-    def _model_metadata(self, request: Message) -> Message:
+    def _model_metadata(self, request: Proto) -> Proto:
         metadata = self.plane.model_metadata(request.name, parse_version(request.version))
         response = service_pb2.ModelMetadataResponse(
             name=metadata.name, versions=metadata.versions, platform=metadata.platform
@@ -185,7 +180,7 @@ class GrpcService:
         config = self.plane.signature(message.name, parse_version(message.version)).config_proto
         return b"".join((b"\x0a", varint(len(config)), config))
 
-    def _model_statistics(self, request: Message) -> Message:
+    def _model_statistics(self, request: Proto) -> Proto:
         rows = self.plane.statistics(request.name, parse_version(request.version))
         return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
 
@@ -225,7 +220,7 @@ class GrpcService:
         response = service_pb2.RepositoryModelUnloadResponse().SerializeToString()
         self.plane.unload(message.model_name, dependents, lambda error: answer(error or response))
 
-    def _log_settings(self, request: Message) -> Message:
+    def _log_settings(self, request: Proto) -> Proto:
         settings = self.plane.log_settings
         change(settings, _log_changes(request.settings))
         response = service_pb2.LogSettingsResponse()
@@ -233,21 +228,21 @@ class GrpcService:
             setattr(response.settings[name], _parameter_of(value), value)
         return response
 
-    def _system_shared_memory_status(self, request: Message) -> Message:
+    def _system_shared_memory_status(self, request: Proto) -> Proto:
         if request.name:
             raise NotFound(f"Unable to find system shared memory region: '{request.name}'")
         return service_pb2.SystemSharedMemoryStatusResponse()
 
-    def _cuda_shared_memory_status(self, request: Message) -> Message:
+    def _cuda_shared_memory_status(self, request: Proto) -> Proto:
         if request.name:
             raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
         return service_pb2.CudaSharedMemoryStatusResponse()
 
-    def _shared_memory_disabled(self, request: Message) -> Message:
+    def _shared_memory_disabled(self, request: Proto) -> Proto:
         raise Unsupported(SHM_DISABLED)
 
 
-def _answering(kind: Any, answer: Callable[[Message], Message]) -> Callable[[bytes], bytes]:
+def _answering(kind: Any, answer: Callable[[Proto], Proto]) -> Callable[[bytes], bytes]:
     def method(request: bytes) -> bytes:
         response: bytes = answer(parse_message(kind, request)).SerializeToString()
         return response
@@ -292,30 +287,54 @@ def _parameter_of(value: bool | int | str) -> str:
     return "uint32_param" if isinstance(value, int) else "string_param"
 
 
-def _resolve(answer: asyncio.Future[bytes], reply: Reply) -> None:
-    """The first reply answers; a final one behind it brings nothing new."""
-    if not answer.done():
-        try:
-            if reply.error is None:
-                answer.set_result(_encode(reply))
-            else:
-                answer.set_exception(reply.error)
-        except ServingError as too_large:
-            answer.set_exception(too_large)
-    reply.release()
+class _Inference:
+    """One ModelInfer. Invariant: it counts as in flight until ``_over``."""
+
+    __slots__ = ("_answer", "_in_flight", "_over", "_plane", "id")
+
+    def __init__(self, plane: DataPlane, in_flight: InFlight, answer: InferAnswer) -> None:
+        self.id = 0  # the data plane's
+        self._plane = plane
+        self._in_flight = in_flight
+        self._answer = answer
+        self._over = False
+
+    def on_reply(self, reply: Reply) -> None:
+        """The first reply answers; a final one behind it brings nothing new."""
+        if self._over:
+            reply.release()
+            return
+        self._over = True
+        self._in_flight.finished()
+        self._answer(_rendered(reply))
+
+    def cancel(self) -> None:
+        """Does nothing to one that is answered."""
+        if not self._over:
+            self._over = True
+            self._in_flight.finished()
+            self._plane.cancel(self.id)
 
 
-def _encode(reply: Reply) -> bytes:
+def _rendered(reply: Reply) -> Message | ServingError:
+    if reply.error is not None:
+        reply.release()
+        return reply.error
     signature = reply.signature
     version = str(signature.version)
-    return b"".join(encode_response(signature.model, version, reply.request_id, reply.parameters, reply.outputs))
+    try:
+        pieces = encode_response(signature.model, version, reply.request_id, reply.parameters, reply.outputs)
+    except ServingError as too_large:
+        reply.release()
+        return too_large
+    return message_of(pieces, reply.release)
 
 
-def _duration(duration: Duration) -> Message:
+def _duration(duration: Duration) -> Proto:
     return service_pb2.StatisticDuration(count=duration.count, ns=duration.ns)
 
 
-def _statistics(row: ModelStatistics) -> Message:
+def _statistics(row: ModelStatistics) -> Proto:
     return service_pb2.ModelStatistics(
         name=row.name,
         version=str(row.version),
@@ -328,7 +347,7 @@ def _statistics(row: ModelStatistics) -> Message:
     )
 
 
-def _infer_statistics(stats: InferStatistics) -> Message:
+def _infer_statistics(stats: InferStatistics) -> Proto:
     return service_pb2.InferStatistics(
         success=_duration(stats.success),
         fail=_duration(stats.fail),
@@ -341,7 +360,7 @@ def _infer_statistics(stats: InferStatistics) -> Message:
     )
 
 
-def _batch_statistics(batch: BatchStatistics) -> Message:
+def _batch_statistics(batch: BatchStatistics) -> Proto:
     return service_pb2.InferBatchStatistics(
         batch_size=batch.batch_size,
         compute_input=_duration(batch.compute_input),
@@ -350,7 +369,7 @@ def _batch_statistics(batch: BatchStatistics) -> Message:
     )
 
 
-def _response_statistics(response: ResponseStatistics) -> Message:
+def _response_statistics(response: ResponseStatistics) -> Proto:
     return service_pb2.InferResponseStatistics(
         compute_infer=_duration(response.compute_infer),
         compute_output=_duration(response.compute_output),

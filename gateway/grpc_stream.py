@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import InFlight
+from gateway.grpc_message import Buffer, LargeMessage, Message, message_of
 from gateway.grpc_tensors import (
     ParsedRequest,
     decode_call,
@@ -56,22 +57,25 @@ class InferStream(AsyncIterator[bytes]):
     """Invariant: a slot is in ``_running`` until its final reply; a non-decoupled one stays in ``_turns`` until all
     that was asked before it has left."""
 
-    def __init__(self, plane: DataPlane, in_flight: InFlight, fail_on_error: bool) -> None:
+    def __init__(
+        self, plane: DataPlane, in_flight: InFlight, fail_on_error: bool, on_ready: Callable[[], None]
+    ) -> None:
         self._plane = plane
         self._in_flight = in_flight
         self._fail_on_error = fail_on_error
+        self._on_ready = on_ready
         self._running: dict[int, _Slot] = {}
         self._turns: deque[_Slot] = deque()
         self._ready: deque[tuple[_Slot, Reply | bytes]] = deque()
         self._half_closed = False
-        self._end: ServingError | None = None
+        self.error: ServingError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # --- from the client ------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Buffer) -> None:
         """One ModelInferRequest. Never raises: errors are answered in-band."""
-        if self._end is not None:
+        if self.error is not None:
             return
         try:
             parsed = parse_request(data)
@@ -104,8 +108,8 @@ class InferStream(AsyncIterator[bytes]):
 
     def close(self, error: ServingError) -> None:
         """End the stream with a status, once what is ready has left."""
-        if self._end is None:
-            self._end = error
+        if self.error is None:
+            self.error = error
             self._wake()
 
     def _submit(self, slot: _Slot, parsed: ParsedRequest) -> None:
@@ -168,24 +172,37 @@ class InferStream(AsyncIterator[bytes]):
 
     # --- to the client --------------------------------------------------------------------------------------------
 
+    def next(self) -> Message | None:
+        """The next message; None if there is none, for now or for good. It is rendered only here, so that the replies
+        that a slow client leaves waiting take no memory of ours."""
+        if not self._ready:
+            return None
+        slot, entry = self._ready.popleft()
+        return entry if isinstance(entry, bytes) else _rendered(slot, entry)
+
+    @property
+    def ended(self) -> bool:
+        """There will be no more messages; ``error`` is then what ended the stream, None for its regular end."""
+        return not self._ready and (self.error is not None or (self._half_closed and not self._running))
+
     async def __anext__(self) -> bytes:
-        """The next message. Raises the ServingError that ends the stream, if any."""
-        while not self._ready:
-            if self._end is not None:
-                raise self._end
-            if self._half_closed and not self._running:
+        while True:
+            message = self.next()
+            if isinstance(message, LargeMessage):
+                data = b"".join(message.pieces)
+                message.release()
+                return data
+            if message is not None:
+                return message
+            if self.ended:
+                if self.error is not None:
+                    raise self.error
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        slot, entry = self._ready.popleft()
-        if isinstance(entry, bytes):
-            return entry
-        try:
-            return _encode(slot, entry)
-        finally:
-            entry.release()
 
     def _wake(self) -> None:
+        self._on_ready()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -196,7 +213,7 @@ def _release(entries: Iterable[Reply | bytes]) -> None:
             entry.release()
 
 
-def _encode(slot: _Slot, reply: Reply) -> bytes:
+def _rendered(slot: _Slot, reply: Reply) -> Message:
     """A ModelStreamInferResponse. A decoupled model's final without outputs echoes the version as it was asked."""
     error = reply.error
     if error is None:
@@ -205,9 +222,12 @@ def _encode(slot: _Slot, reply: Reply) -> bytes:
         parameters = {**reply.parameters, FINAL_RESPONSE: reply.final}
         try:
             pieces = encode_response(signature.model, version, reply.request_id, parameters, reply.outputs)
-            return b"".join((INFER_RESPONSE_TAG, varint(sum(map(len, pieces))), *pieces))
         except ServingError as too_large:
             error = too_large
+        else:
+            head = INFER_RESPONSE_TAG + varint(sum(map(len, pieces)))
+            return message_of([head, *pieces], reply.release)
+    reply.release()
     message = _ModelStreamInferResponse(error_message=str(error))
     response = message.infer_response
     response.model_name = slot.model

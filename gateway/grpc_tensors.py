@@ -68,7 +68,7 @@ def varint(value: int) -> bytes:
     return bytes(groups)
 
 
-def parse_request(data: bytes) -> ParsedRequest:
+def parse_request(data: bytes | memoryview) -> ParsedRequest:
     """Raises InternalError (as gRPC does) where the bytes are no message."""
     rest: Pieces = []
     raw: Pieces = []
@@ -102,8 +102,8 @@ def parse_request(data: bytes) -> ParsedRequest:
     return ParsedRequest(parse_message(_ModelInferRequest, b"".join(rest)), raw)
 
 
-def _parse_whole(data: bytes) -> ParsedRequest:
-    message = parse_message(_ModelInferRequest, data)
+def _parse_whole(data: bytes | memoryview) -> ParsedRequest:
+    message = parse_message(_ModelInferRequest, bytes(data))
     return ParsedRequest(message, list(message.raw_input_contents))
 
 

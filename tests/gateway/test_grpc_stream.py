@@ -50,7 +50,7 @@ class Stream:
         self.bus.add(signature("plain"))
         self.bus.add(signature("decoupled", decoupled=True))
         self.service = GrpcService(self.bus.plane)
-        self.stream: InferStream = self.service.stream(())
+        self.stream: InferStream = self.service.stream((), lambda: None)
         self.finished: list[Submitted] = []
         self.ordered: list[str] = []  # ids of what must leave in request order
         self.free: list[str] = []  # ids of decoupled responses, in the order they were given
@@ -266,7 +266,7 @@ def test_with_triton_grpc_error_a_model_s_error_ends_the_stream(serve: Serve) ->
 def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path: Any) -> None:
     bus = FakeBus(str(tmp_path))
     bus.add(signature("decoupled", decoupled=True))
-    stream = GrpcService(bus.plane).stream((("triton_grpc_error", "true"),))
+    stream = GrpcService(bus.plane).stream((("triton_grpc_error", "true"),), lambda: None)
     stream.feed(infer_request("decoupled", id="a").SerializeToString())
     [entry] = bus.submitted
     entry.echo(final=False)
@@ -286,7 +286,7 @@ def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path
 def test_a_final_response_without_outputs_may_carry_parameters(tmp_path: Any) -> None:
     bus = FakeBus(str(tmp_path))
     bus.add(signature("decoupled", decoupled=True))
-    stream = GrpcService(bus.plane).stream(())
+    stream = GrpcService(bus.plane).stream((), lambda: None)
     stream.feed(infer_request("decoupled", id="a").SerializeToString())
     bus.submitted[0].answer(parameters={"tokens": 7})
 
