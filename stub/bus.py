@@ -40,6 +40,7 @@ class Bus:
         self._main = main or threading.main_thread().ident
         self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
         self._reader: Optional[threading.Thread] = None
+        self._is_reading = False  # the main thread, in ``wait``
         self._switching = threading.Lock()
         self._waiters: List[_Waiter] = []
         self._next_glance_ns = 0
@@ -95,7 +96,7 @@ class Bus:
         for waiter in self._waiters[:]:
             if waiter.is_main:
                 _let_go(waiter.permit)
-        if self._reader is None:
+        if self._reader is None and self._is_reading:  # else it asks when it comes to wait
             self._channel.wake()
 
     def read_in_background(self) -> None:
@@ -121,6 +122,7 @@ class Bus:
         while not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or has just begun to read
             if self._reader is not None:
                 return None
+        outer, self._is_reading = self._is_reading, True
         try:
             while self._reader is None:
                 if self._fault is not None:
@@ -133,6 +135,7 @@ class Bus:
                 self._handle(self._channel.receive(math.ceil(left_s * 1000)))
             return None
         finally:
+            self._is_reading = outer
             self._reading.release()
 
     def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
