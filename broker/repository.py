@@ -6,9 +6,7 @@ so they are for operators: a failed poll reaches clients as a bare name in the r
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -247,31 +245,6 @@ def _first_version_files(path: str) -> dict[str, bool]:
 def _config_path(path: str, config_name: str) -> str:
     variant = os.path.join(path, VARIANTS, f"{config_name}.pbtxt")
     return variant if config_name and os.path.exists(variant) else os.path.join(path, CONFIG_FILE)
-
-
-def fingerprint(path: str) -> str:
-    """Of the names, sizes and times of all files below; what Python leaves behind when it imports is none of them."""
-    digest = hashlib.blake2b(digest_size=16)
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(path, followlinks=True):
-        at = os.stat(folder)
-        if (at.st_dev, at.st_ino) in seen:  # a link that leads back
-            folders.clear()
-            continue
-        seen.add((at.st_dev, at.st_ino))
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in (*folders, *sorted(files)):
-            digest.update(repr((os.path.relpath(os.path.join(folder, name), path), _stamp(folder, name))).encode())
-    return digest.hexdigest()
-
-
-def _stamp(folder: str, name: str) -> tuple[int, int] | None:
-    """Size and time of a file; of a directory only that there is one."""
-    try:
-        at = os.stat(os.path.join(folder, name))
-    except OSError:
-        return None
-    return None if stat.S_ISDIR(at.st_mode) else (at.st_size, at.st_mtime_ns)
 
 
 def _read_json(text: str) -> Message:

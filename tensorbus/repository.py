@@ -16,6 +16,7 @@ from broker.events import LoadModels, Override
 from broker.model import Labels, VersionSource
 from broker.registry import Registry
 from broker.server import BrokerServer
+from broker.stamps import fingerprint
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 
 log = structlog.get_logger()
@@ -134,7 +135,7 @@ def _version_sources(
     directory: repository.ModelDirectory, versions: Sequence[int], private: str = ""
 ) -> list[VersionSource]:
     labels, refusal = _read_files(directory)
-    fingerprint = repository.fingerprint(directory.path)
+    seen = fingerprint(directory.path)
     return [
         VersionSource(
             directory.name,
@@ -144,7 +145,7 @@ def _version_sources(
             labels,
             refusal,
             directory.requirements,
-            fingerprint,
+            seen,
             private,
         )
         for version in versions

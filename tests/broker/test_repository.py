@@ -241,27 +241,3 @@ def test_a_configuration_given_takes_the_place_of_the_file(models):
     for text in ("", "[]", "nonsense", '{"nope": 1}'):
         with pytest.raises(InvalidArgument, match=r"^Invalid config override: "):
             repository.poll("m", str(path), config_json=text)
-
-
-def test_a_fingerprint_changes_with_any_file_and_not_with_what_python_leaves(models, tmp_path):
-    path = add(models, "m")
-    seen = [repository.fingerprint(str(path))]
-    (path / "1" / "__pycache__").mkdir()
-    (path / "1" / "__pycache__" / "model.pyc").write_text("x")
-    assert repository.fingerprint(str(path)) == seen[0]
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    for change in (
-        lambda: (path / "1" / "model.py").write_text("x"),
-        lambda: os.utime(path / "1" / "model.py", (1, 1)),  # older is different, too
-        lambda: (path / "2").mkdir(),
-        lambda: (path / "labels.txt").touch(),
-        lambda: (path / "labels.txt").rename(path / "names.txt"),
-        lambda: (path / "1" / "data").symlink_to(linked),
-        lambda: (linked / "weights").write_text("x"),
-        lambda: (path / "1" / "dangling").symlink_to("nowhere"),
-        lambda: (path / "1" / "again").symlink_to(path),
-    ):
-        change()
-        seen.append(repository.fingerprint(str(path)))
-    assert len(set(seen)) == len(seen)
