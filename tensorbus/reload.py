@@ -57,9 +57,14 @@ def snapshot(directory: str) -> Snapshot:
     return {path: stamp for path, stamp in stamps(directory) if stamp is not None}
 
 
-async def watch(broker: BrokerServer) -> None:
-    """Until it is cancelled."""
-    watches: dict[str, Watch] = {}
+async def first_look(broker: BrokerServer) -> dict[str, Watch]:
+    """By model. What is changed after this is a reason."""
+    directories = _directories(broker.core.registry).items()
+    return {model: Watch(await asyncio.to_thread(snapshot, directory)) for model, directory in directories}
+
+
+async def watch(broker: BrokerServer, watches: dict[str, Watch]) -> None:
+    """Until it is cancelled. ``watches`` are those of the first look; models that come later are added."""
     loading: set[str] = set()
     while True:
         for model, directory in _directories(broker.core.registry).items():

@@ -141,10 +141,11 @@ class Services:
         bus = EmbeddedBus(self.broker)
         dataplane = self.dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
         self.broker.post(StartServing())
+        watches = await reload.first_look(self.broker) if settings.reload else {}
         await self._start_fronts(dataplane)
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
         if settings.reload:
-            self._watching = asyncio.create_task(reload.watch(self.broker))
+            self._watching = asyncio.create_task(reload.watch(self.broker, watches))
 
     def _backends_in_use(self) -> dict[str, str]:
         """With the file that runs the models of each; Python models have files of their own."""
