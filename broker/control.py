@@ -340,10 +340,18 @@ class ModelControl:
 
     def _is_urgent(self, asker: Asker | StubAsker) -> bool:
         """Whether a model that is itself loading, and has a place among those that may, waits for what is asked."""
-        if not isinstance(asker, ForEnsemble):
-            return bool(self._held_up(asker))
-        line = self._lines.get(asker.ensemble)
-        return line is not None and any(self._is_urgent(order.asker) for order in line.orders)
+        reached: set[str] = set()
+        ahead = [asker]
+        while ahead:
+            one = ahead.pop()
+            if not isinstance(one, ForEnsemble):
+                if self._held_up(one):
+                    return True
+            elif one.ensemble not in reached:
+                reached.add(one.ensemble)
+                line = self._lines.get(one.ensemble)
+                ahead += [order.asker for order in line.orders] if line is not None else []
+        return False
 
     def _assemble(self, now: int) -> list[Action]:
         """Ensembles whose models have come up or have failed; then those that have waited for these ensembles."""
@@ -410,6 +418,7 @@ class ModelControl:
         serving = {name: _sources(one) for name, one in self._serving.items() if model in _models(one)}
         for ensemble, sources in {**self._lost, **serving}.items():
             line = _Line(ensemble)
+            line.orders.append(LoadModel(ensemble, None, ForEnsemble(ensemble)))
             line.sources = sources
             if model in line.models:
                 self._lines.setdefault(ensemble, line)
