@@ -16,13 +16,10 @@ the order asked; an unload waits for nothing. A load that waits for itself by wa
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
-from broker.config_steps import complete, step_models
-from broker.ensemble_members import plan_of
+from broker.assembly import ForEnsemble, LoadLine, models_of, only_for, plan_of, put_together, ready, sources_of
 from broker.events import (
     Action,
     Asker,
@@ -60,35 +57,6 @@ NOT_READY = "Server not ready"
 AskReady = Callable[[ModelVersion, int, Then], list[Action]]
 
 
-class _Line:
-    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
-    waits in between, as ``sources``, for its models."""
-
-    __slots__ = ("generation", "model", "orders", "poll", "sources")
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.orders: deque[LoadModel] = deque()
-        self.poll = 0
-        self.generation: Generation | None = None
-        self.sources: list[VersionSource] = []
-
-    @property
-    def models(self) -> set[str]:
-        """Those that the ensemble waits for."""
-        return {model for source in self.sources for model, _ in step_models(source.config)}
-
-
-@dataclass(frozen=True)
-class ForEnsemble:
-    """Asks for the models of an ensemble; it will find out by itself how that went."""
-
-    ensemble: str
-
-    def __call__(self, error: ServingError | None) -> None:
-        pass
-
-
 class ModelControl:
     """Invariant: a version that is UNLOADING is in ``_draining`` or ``_ending``; the latter has those that failed, too,
     for as long as they have processes."""
@@ -111,7 +79,7 @@ class ModelControl:
         self._startup = startup
         self._ask_ready = ask_ready
         self._lends = lends
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, LoadLine] = {}
         self._serving: dict[str, Generation] = {}
         self._draining: dict[ModelVersion, None] = {}  # ordered sets
         self._ending: dict[ModelVersion, None] = {}
@@ -131,13 +99,13 @@ class ModelControl:
         """At the start, and without further conditions."""
         actions: list[Action] = []
         for model, sources in groupby(event.sources, key=lambda source: source.model):
-            line = self._lines[model] = _Line(model)
+            line = self._lines[model] = LoadLine(model)
             actions += self._begin(line, list(sources), now)
             if model not in event.along:
                 self._by_name.add(model)
         return actions
 
-    def _begin(self, line: _Line, sources: list[VersionSource], now: int) -> list[Action]:
+    def _begin(self, line: LoadLine, sources: list[VersionSource], now: int) -> list[Action]:
         """Ensembles wait for their models, to the end of the turn at least."""
         if sources[0].config.scheduler is Scheduler.ENSEMBLE:
             line.sources = sources
@@ -166,7 +134,7 @@ class ModelControl:
     def _enqueue(self, event: LoadModel, now: int) -> list[Action]:
         line = self._lines.get(event.model)
         if line is None:
-            line = self._lines[event.model] = _Line(event.model)
+            line = self._lines[event.model] = LoadLine(event.model)
             line.orders.append(event)
             return [self._poll(line)]
         line.orders.append(event)
@@ -182,7 +150,7 @@ class ModelControl:
             return [told(event.asker, error)]
         models = [event.model]
         if event.unload_dependents:
-            models += self._only_for(event.model)
+            models += only_for(event.model, self._serving, self._by_name)
         actions: list[Action] = []
         for model in models:
             actions += self._give_up(model, None, now)
@@ -194,8 +162,8 @@ class ModelControl:
     def _withdraw(self, model: str) -> None:
         """It takes no new requests any more, and neither does an ensemble that needs it."""
         for ensemble, generation in list(self._serving.items()):
-            if ensemble != model and model in _models(generation):
-                self._lost[ensemble] = _sources(generation)
+            if ensemble != model and model in models_of(generation):
+                self._lost[ensemble] = sources_of(generation)
                 self._withdraw(ensemble)
         self._serving.pop(model, None)
         for row in self._registry.rows(model):
@@ -203,19 +171,6 @@ class ModelControl:
             if row.state is VersionState.READY:
                 self._drain(row)
         self._forgive(model)
-
-    def _only_for(self, ensemble: str) -> list[str]:
-        """The models, and theirs, that are loaded for this ensemble alone."""
-        found: list[str] = []
-        ahead = [ensemble]
-        while ahead:
-            generation = self._serving.get(ahead.pop())
-            for model in sorted(_models(generation) if generation is not None else ()):
-                users = {name for name, one in self._serving.items() if model in _models(one)}
-                if model not in found and model not in self._by_name and users <= {ensemble, *found}:
-                    found.append(model)
-                    ahead.append(model)
-        return found
 
     def stop(self, now: int) -> list[Action]:
         """What is being loaded is given up; what serves is for the core to end."""
@@ -299,7 +254,7 @@ class ModelControl:
 
     # --- one load after the other -----------------------------------------------------------------------------------
 
-    def _poll(self, line: _Line) -> Poll:
+    def _poll(self, line: LoadLine) -> Poll:
         self._last_poll += 1
         line.poll, line.generation = self._last_poll, None
         return Poll(line.poll, line.orders[0].model, line.orders[0].override)
@@ -318,7 +273,7 @@ class ModelControl:
             return self._next(line, None)
         return self._begin(line, event.sources, now)
 
-    def _is_unchanged(self, line: _Line, sources: list[VersionSource]) -> bool:
+    def _is_unchanged(self, line: LoadLine, sources: list[VersionSource]) -> bool:
         """What comes with a request is always loaded; a configuration that did stays until the files change."""
         serving = self._serving.get(line.model)
         return (
@@ -330,7 +285,7 @@ class ModelControl:
 
     # --- ensembles --------------------------------------------------------------------------------------------------
 
-    def _load_models(self, line: _Line, now: int) -> list[Action]:
+    def _load_models(self, line: LoadLine, now: int) -> list[Action]:
         """Of an ensemble: all that are not being loaded anyhow; those that serve only if they have changed."""
         actions: list[Action] = []
         for model in sorted(line.models):
@@ -356,18 +311,14 @@ class ModelControl:
     def _assemble(self, now: int) -> list[Action]:
         """Ensembles whose models have come up or have failed; then those that have waited for these ensembles."""
         actions: list[Action] = []
-        while True:
-            waiting = [line for line in self._lines.values() if line.sources]
-            circles = {line.model: error for line in waiting if (error := self._circle(line)) is not None}
-            ready = [line for line in waiting if line.model in circles or not line.models & self._lines.keys()]
-            if not ready:
-                return actions
-            for line in ready:
+        while found := ready(self._lines):
+            for line, error in found:
                 sources, line.sources = line.sources, []
-                actions += self._put_together(line, sources, circles.get(line.model), now)
+                actions += self._put_together(line, sources, error, now)
+        return actions
 
     def _put_together(
-        self, line: _Line, sources: list[VersionSource], error: ServingError | None, now: int
+        self, line: LoadLine, sources: list[VersionSource], error: ServingError | None, now: int
     ) -> list[Action]:
         try:
             if error is not None:
@@ -379,13 +330,10 @@ class ModelControl:
         if self._is_unchanged(line, sources) and serving is not None and plans == [v.plan for v in serving.versions]:
             self._forgive(line.model)
             return self._next(line, None)
-        line.generation = Generation(sources, now)
-        for version, plan in zip(line.generation.versions, plans, strict=True):
-            version.plan = plan
-            version.config = complete(version.config, plan)
+        line.generation = put_together(sources, plans, now)
         return self._startup.load(line.generation, now)
 
-    def _refuse(self, line: _Line, sources: list[VersionSource], error: ServingError) -> list[Action]:
+    def _refuse(self, line: LoadLine, sources: list[VersionSource], error: ServingError) -> list[Action]:
         """As Triton, which gives an ensemble that does not fit no row in the index. If it is the one that serves, which
         its models do not fit any more, it serves no longer, until they do."""
         serving = self._serving.get(line.model)
@@ -397,27 +345,11 @@ class ModelControl:
         said = Say("error", f"failed to load '{line.model}': {error.status_text()}", {})
         return [said, *self._next(line, InvalidArgument(f"load failed for model '{line.model}': {error}\n"))]
 
-    def _circle(self, line: _Line) -> InvalidArgument | None:
-        """Whether an ensemble has itself among its models, or theirs."""
-        reached: set[str] = set()
-        ahead = [line.model]
-        while ahead:
-            model = ahead.pop()
-            held = self._lines.get(model)
-            models = held.models if held is not None else set()
-            if line.model in models:
-                return InvalidArgument(
-                    f"circular dependency between ensembles: {line.model} -> ... -> {model} -> {line.model}"
-                )
-            ahead += sorted(models - reached)
-            reached |= models
-        return None
-
     def _bring_back(self, model: str) -> None:
         """Ensembles that need the model, which has just come to serve: all may have changed for them."""
-        serving = {name: _sources(one) for name, one in self._serving.items() if model in _models(one)}
+        serving = {name: sources_of(one) for name, one in self._serving.items() if model in models_of(one)}
         for ensemble, sources in {**self._lost, **serving}.items():
-            line = _Line(ensemble)
+            line = LoadLine(ensemble)
             line.orders.append(LoadModel(ensemble, None, ForEnsemble(ensemble)))
             line.sources = sources
             if model in line.models:
@@ -459,7 +391,7 @@ class ModelControl:
             if row.state is VersionState.UNAVAILABLE:
                 row.reason = UNLOADED
 
-    def _next(self, line: _Line, error: ServingError | None) -> list[Action]:
+    def _next(self, line: LoadLine, error: ServingError | None) -> list[Action]:
         """The first of the line is done."""
         actions: list[Action] = []
         if line.orders:
@@ -568,15 +500,6 @@ def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
 def override_of(message: Control) -> Override | None:
     """A model says "" for no configuration."""
     return Override(message.config or None, message.files or {}) if message.config or message.files else None
-
-
-def _sources(generation: Generation) -> list[VersionSource]:
-    return [version.source for version in generation.versions]
-
-
-def _models(generation: Generation) -> set[str]:
-    """Of an ensemble."""
-    return {model for one in generation.versions if one.plan is not None for model in one.plan.models}
 
 
 def load_failed(generation: Generation) -> InvalidArgument:
