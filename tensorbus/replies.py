@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.calls import InferCall, Reply
 from gateway.dataplane import DataPlane
-from protocol.errors import InternalError, ServingError, Unsupported
+from protocol.errors import InternalError, Unsupported
 from tensorbus.tensors import Array, output_array
 
 _ALIVE_S = 1.0  # between two looks whether the server still lives, while a reply is awaited
@@ -33,7 +33,7 @@ class Replies:
         self._plane = plane
         self._call_soon = call_soon
         self._is_alive = is_alive
-        self._queue: queue.SimpleQueue[Reply | ServingError] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
         self._id: int | None = None  # while it is open; of the server's thread
 
     def begin(self, call: InferCall, decoupled: bool) -> None:
@@ -43,7 +43,7 @@ class Replies:
             if call.signature.decoupled and not decoupled:
                 raise Unsupported(f"model '{call.model}' is decoupled: use stream()")
             self._id = self._plane.infer(call, self._arrived)
-        except ServingError as error:
+        except Exception as error:  # whatever it is, somebody waits
             self._queue.put(error)
 
     def _arrived(self, reply: Reply) -> None:
@@ -52,9 +52,9 @@ class Replies:
         self._queue.put(reply)
 
     def next(self, timeout_s: float | None) -> Response:
-        """Raises ServingError and TimeoutError."""
+        """Raises ServingError and TimeoutError; TypeError and the like for arguments that are none."""
         reply = self._take(timeout_s)
-        if isinstance(reply, ServingError):
+        if isinstance(reply, Exception):
             raise reply
         try:
             if reply.error is not None:
@@ -65,7 +65,7 @@ class Replies:
             with contextlib.suppress(RuntimeError):
                 self._call_soon(reply.release)
 
-    def _take(self, timeout_s: float | None) -> Reply | ServingError:
+    def _take(self, timeout_s: float | None) -> Reply | Exception:
         left_s = float("inf") if timeout_s is None else timeout_s
         while True:
             try:

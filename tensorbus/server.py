@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import starmap
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from protocol.errors import AlreadyExists, InvalidArgument, ServingError, Unavai
 from protocol.messages import Parameters
 from tensorbus.functions import BoundFunction, Tensor
 from tensorbus.logs import configure_as_guest
+from tensorbus.parameters import check_text, parameter
 from tensorbus.replies import Replies
 from tensorbus.run_directory import run_directory
 from tensorbus.services import CannotListen, Services
@@ -216,9 +218,11 @@ class Server:
     ) -> Replies:
         try:
             tensors = [input_tensor(name, array) for name, array in inputs.items()]
+            check_text("request_id", request_id)
+            sendable = dict(starmap(parameter, (parameters or {}).items()))
         except ServingError as error:
             raise InferenceError(error) from None
-        call = InferCall(model, version, tensors, request_id, list(outputs), dict(parameters or {}))
+        call = InferCall(model, version, tensors, request_id, list(outputs), sendable)
         replies = Replies(self._running.dataplane, self._loop.call_soon_threadsafe, self._is_alive)
         self._loop.call_soon_threadsafe(replies.begin, call, decoupled)
         return replies
@@ -314,7 +318,7 @@ class Server:
         def begin() -> None:
             try:
                 ask(answer.set_result)
-            except ServingError as error:
+            except Exception as error:  # whatever it is, somebody waits
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(begin)

@@ -221,6 +221,30 @@ def test_what_a_function_does_wrong_is_told(function: Any, text: str) -> None:
             server.infer("f", {"x": np.float32([1])})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"parameters": {"p": object()}}, InferenceError),
+        ({"parameters": {"p": "\ud800"}}, InferenceError),
+        ({"request_id": 5}, InferenceError),
+        ({"outputs": [5]}, InferenceError),
+        ({"model": ["f"]}, TypeError),
+        ({"version": "1"}, TypeError),
+    ],
+)
+def test_what_no_client_could_send_is_refused_and_nobody_waits(
+    arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    inputs = {"x": np.float32([1])}
+    with Server() as server:
+        server.bind("f", lambda x: x, [X], [Y])
+        with pytest.raises(error):
+            server.infer(**{"model": "f", "inputs": inputs, "timeout_s": 20, **arguments})
+        with pytest.raises(TypeError):
+            server.ready(["f"])  # type: ignore[arg-type]
+        assert server.infer("f", inputs, parameters={"n": np.int64(3)}, timeout_s=20)["y"].tolist() == [1]
+
+
 @pytest.mark.parametrize("returned", [[1, 2], (np.float32([1, 2]),), {"y": [1, 2], "more": 0}])
 def test_a_function_may_return_arrays_lists_tuples_and_dicts(returned: Any) -> None:
     with Server() as server:
