@@ -328,4 +328,12 @@ ELSEWHERE = {
     "stream awaited": run(streamed_async),
     "async_exec without a loop": lambda pb, _: add_sub(pb).async_exec(),
 }
-PROBES = {**SINGLE, **LEARNED, **STREAMS, **ELSEWHERE}
+CONTROL = {
+    "load where it is not allowed": lambda pb, _: pb.load_model("add_sub"),
+    "unload where it is not allowed": lambda pb, _: pb.unload_model("add_sub"),
+    "ready where loading is not allowed": lambda pb, _: [
+        pb.is_model_ready("add_sub"),
+        pb.is_model_ready("versions", "3"),
+    ],
+}
+PROBES = {**SINGLE, **LEARNED, **STREAMS, **ELSEWHERE, **CONTROL}
