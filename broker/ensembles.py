@@ -18,11 +18,10 @@ from broker.model import ModelVersion
 from broker.queue import Frames, Pending
 from broker.registry import Registry
 from protocol.errors import Cancelled, ErrorKind, InvalidArgument, ServingError, error_of
-from protocol.messages import Parameters, Request, Response, TensorRef
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, Request, Response, TensorRef
 from protocol.signature import TensorSpec
 
 ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
-_START, _END = 1, 2
 
 
 class Asker(Protocol):
@@ -369,14 +368,14 @@ def _mark_of(parameters: Parameters) -> SequenceMark | None:
         return None
     named = parameters.get("sequence_id", 0)
     start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))
-    return SequenceMark(named if isinstance(named, str) else int(named), _START * start | _END * end)
+    return SequenceMark(named if isinstance(named, str) else int(named), SEQUENCE_START * start | SEQUENCE_END * end)
 
 
 def _parameters(mark: SequenceMark) -> Parameters:
     return {
         "sequence_id": mark.correlation_id,
-        "sequence_start": bool(mark.flags & _START),
-        "sequence_end": bool(mark.flags & _END),
+        "sequence_start": bool(mark.flags & SEQUENCE_START),
+        "sequence_end": bool(mark.flags & SEQUENCE_END),
     }
 
 

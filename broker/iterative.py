@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from broker.model import ModelVersion
 from broker.queue import Pending
-
-_START = 1
+from protocol.messages import SEQUENCE_START
 
 
 def begin(version: ModelVersion, pending: Pending) -> None:
@@ -17,10 +16,10 @@ def begin(version: ModelVersion, pending: Pending) -> None:
     request = pending.request
     if not request.correlation_id:
         version.sequences += 1
-        request = request._replace(correlation_id=version.sequences, flags=request.flags | _START)
+        request = request._replace(correlation_id=version.sequences, flags=request.flags | SEQUENCE_START)
     pending.request = request._replace(inputs=[tensor._replace(shared=True) for tensor in request.inputs])
 
 
 def again(pending: Pending) -> None:
     """Before the next."""
-    pending.request = pending.request._replace(flags=pending.request.flags & ~_START)
+    pending.request = pending.request._replace(flags=pending.request.flags & ~SEQUENCE_START)

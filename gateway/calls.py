@@ -37,7 +37,7 @@ class InferCall:
     outputs: list[str] = field(default_factory=list)  # requested names; [] = all
     parameters: Parameters = field(default_factory=dict)
     correlation_id: int | str = 0
-    flags: int = 0  # 1 = sequence start, 2 = sequence end
+    flags: int = 0  # SEQUENCE_START, SEQUENCE_END
     priority: int = 0
     timeout_us: int = 0
     block: Block | None = None  # where inputs with an offset lie

@@ -20,14 +20,13 @@ from gateway.proto import service_pb2
 from gateway.tensors import prefixed
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InternalError, InvalidArgument, NotFound
-from protocol.messages import Parameters
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters
 from protocol.signature import Signature
 
 MAX_MESSAGE_NBYTES = 2**31 - 1
 RAW_INPUT_TAG = 0x3A  # field 7, length-delimited
 RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited
 EMPTY_FINAL = "triton_enable_empty_final_response"
-SEQUENCE_START, SEQUENCE_END = 1, 2
 UINT64_MASK = 2**64 - 1
 
 _ModelInferRequest = service_pb2.ModelInferRequest

@@ -18,7 +18,7 @@ from gateway import http_json, http_tensors
 from gateway.http_json import MISSING, JsonError, Members
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument, NotFound
-from protocol.messages import Parameters
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters
 from protocol.validation import byte_size, element_count
 
 T = TypeVar("T")
@@ -208,9 +208,9 @@ def _take_parameters(header: InferHeader, items: Iterable[tuple[str, Any]]) -> N
             whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= http_json.UINT64_MAX
             header.correlation_id = value if whole else _parsed(key, http_json.as_string, value)
         elif key == "sequence_start":
-            header.flags |= 1 * _parsed(key, http_json.as_bool, value)
+            header.flags |= SEQUENCE_START * _parsed(key, http_json.as_bool, value)
         elif key == "sequence_end":
-            header.flags |= 2 * _parsed(key, http_json.as_bool, value)
+            header.flags |= SEQUENCE_END * _parsed(key, http_json.as_bool, value)
         elif key == "priority":
             header.priority = _parsed(key, http_json.as_uint, value)
         elif key == "timeout":

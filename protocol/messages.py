@@ -13,6 +13,8 @@ VERSION = 2  # of the protocol; a peer that says another one in Hello is refused
 ParameterValue = Union[bool, int, float, str]
 Parameters = Dict[str, ParameterValue]
 
+SEQUENCE_START, SEQUENCE_END = 1, 2  # bits of Request.flags
+
 
 class Handle(NamedTuple):
     """Where a tensor lies in shared memory: ``nbytes`` at ``offset`` of the segment of that (random) name.
@@ -49,7 +51,7 @@ class Request(NamedTuple):
     outputs: List[str] = []  # requested output names; [] = all that the configuration names
     parameters: Parameters = {}
     correlation_id: Union[int, str] = 0
-    flags: int = 0  # 1 = sequence start, 2 = sequence end
+    flags: int = 0  # SEQUENCE_START, SEQUENCE_END
     priority: int = 0
     timeout_us: int = 0
 
