@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from broker.calls import Calls, Lease
-from broker.calls import released as input_lease_ended
+from broker.calls import Calls, Lease, inputs_released
 from broker.ensembles import ORIGIN, Ensembles
 from broker.events import Action, Answer, Kill, Say
 from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
@@ -173,7 +172,7 @@ class Answering:
 
     def released(self, pending: Pending, now: int) -> list[Action]:
         """The input lease of a request whose final response was ``retained`` is over."""
-        return [input_lease_ended(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
+        return [inputs_released(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
 
     def count(self) -> None:
         """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""

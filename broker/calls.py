@@ -148,7 +148,7 @@ def model_shapes(version: ModelVersion, request: Request, frames: Frames) -> lis
     return version.checker.check(request.request_id, inputs, request.outputs)
 
 
-def released(pending: Pending) -> Action:
+def inputs_released(pending: Pending) -> Action:
     """The input lease of a request whose final response was ``retained`` is over."""
     caller = pending.caller
     if caller is None:

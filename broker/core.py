@@ -1,8 +1,8 @@
 """Every decision of the broker: events in, actions out. No socket, clock, thread, file or await.
 
-This file says who decides what: requests.py brings a request to an instance, answering.py its answers back, calls.py
-is for requests of models, startup.py for loading, recovery.py for what becomes of a dead instance, readiness.py for
-models that are asked whether they are ready.
+This file says who decides what: requests.py brings a request to an instance, answering.py its answers back. control.py
+loads and unloads, by startup.py; recovery.py is for what becomes of a dead instance, time_limits.py for one that hangs,
+readiness.py for models that are asked whether they are ready, custom_metrics.py for their metrics.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Core:
             Polled: self._control.polled,
             UnloadModel: self._control.unload,
             DeadlinePassed: self._deadline_passed,
-            Prepared: lambda event, now: self._startup.prepared(event, now),
+            Prepared: self._startup.prepared,
             AskedReady: self._asked_ready,
             StartServing: self._control.start,
             StopServing: self._stop_serving,
@@ -256,7 +256,7 @@ class Core:
 
     def _asked_ready(self, event: AskedReady, now: int) -> list[Action]:
         if event.version is not None:
-            return self.readiness.ask_all([event.version], event.done, now)
+            return self.readiness.ask_all(self.registry.with_models(event.version), event.done, now)
         strict = self._settings.strict_readiness
         if self.stopping or (strict and not self.registry.all_loaded()):
             return [TellReady(event.done, False)]

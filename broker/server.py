@@ -364,7 +364,7 @@ class BrokerServer:
             event = Prepared(version, None, error)
         except Exception as fault:
             log.error("an environment could not be prepared", model=version.name, exc_info=fault)
-            event = Prepared(version, None, InternalError(f"{env.asked_by}: {fault}"))
+            event = Prepared(version, None, InternalError(f"{env.asked_by}: internal error"))
         self.post(event)
 
     async def _polled(self, action: Poll) -> None:

@@ -91,7 +91,7 @@ class DeviceArray:
 
 
 def borrow(owner: object, place: int, nbytes: int, device: int) -> DeviceArray:
-    """Memory of a producer who may still be writing to it, in the stream that he was asked for; ``owner`` keeps it."""
+    """Memory of a producer that may still be writing to it, in the stream that it was asked for; ``owner`` keeps it."""
     cupy = _load()[0]
     with cupy.cuda.Device(device):
         cupy.cuda.Stream.null.synchronize()

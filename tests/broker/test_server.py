@@ -289,13 +289,17 @@ def test_while_an_environment_is_made_ready_the_model_waits_and_the_loop_goes_on
     run(scenario)
 
 
-@pytest.mark.parametrize("fault", [InternalError("no room"), RuntimeError("no room")])
-def test_an_environment_that_cannot_be_made_ready_is_the_reason_why_the_model_is_not_loaded(run, fault):
+@pytest.mark.parametrize(
+    "fault, reason",
+    [(InternalError("no room"), "no room"), (RuntimeError("no room in /secret"), "internal error")],
+    ids=["told", "a fault of ours, which only the log is told"],
+)
+def test_an_environment_that_cannot_be_made_ready_is_the_reason_why_the_model_is_not_loaded(run, fault, reason):
     async def scenario(world: World) -> None:
         world.environment = fault
         loading = world.load_with_requirements("other")
         await until(lambda: loading()[0] == "UNAVAILABLE")
-        assert "no room" in loading()[1] and not world.spawned
+        assert loading()[1].endswith(reason) and not world.spawned
 
     run(scenario)
 
