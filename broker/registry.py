@@ -74,6 +74,18 @@ class Registry:
     def serving(self) -> list[ModelVersion]:
         return [one for one in self._rows() if one.state is VersionState.READY]
 
+    def with_models(self, version: ModelVersion) -> list[ModelVersion]:
+        """The version, and the models of an ensemble, and theirs."""
+        found = [version]
+        for one in found:  # it grows
+            for step in one.plan.steps if one.plan is not None else ():
+                rows = self._models.get(step.model, {})
+                ready = [number for number, row in rows.items() if row.state is VersionState.READY]
+                part = rows.get(step.version if step.version >= 0 else max(ready, default=-1))
+                if part is not None and part not in found:
+                    found.append(part)
+        return found
+
     def for_request(self, model: str, version: int, now: int) -> ModelVersion:
         """As ``find``, but what has been replaced since the gateway looked still takes a request."""
         found = self._models.get(model, {}).get(version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Answer, Cancelled, LoadModels, OutputsRead, Send, StubSaid, Submitted
+from broker.events import Answer, AskedReady, Cancelled, LoadModels, OutputsRead, Send, StubSaid, Submitted, TellReady
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from protocol.errors import ErrorKind
@@ -248,6 +248,15 @@ def test_a_model_that_leaves_waits_for_the_requests_that_are_still_to_come_to_it
     assert bench.response(request).error is None
     bench.finish()
     assert bench.core.registry.rows("b")[0].reason == "unloaded"
+
+
+def test_an_ensemble_is_ready_while_all_its_models_are(bench):
+    said: list[bool] = []
+    (e,) = bench.core.registry.rows("e")
+    bench.tell(AskedReady(e, said.append))
+    bench.die(bench.b)
+    bench.tell(AskedReady(e, said.append))
+    assert [one.ready for one in bench.said if isinstance(one, TellReady)] == [True, False]
 
 
 def test_a_call_of_an_ensemble_that_would_wait_for_its_caller_is_an_error(bench):
