@@ -8,6 +8,7 @@ from heapq import nlargest
 from gateway.tensors import numbers, prefixed
 from protocol.errors import InvalidArgument
 
+_MAX_WIDTH = 1_000_000  # elements of a row, as in the original
 _MAX_ELEMENTS = 1 << 22  # of an output; to look through more would hold up the event loop for a second
 
 
@@ -19,9 +20,9 @@ def top_classes(
     values = None if datatype == "BOOL" else numbers(datatype, data)
     if values is None:
         raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype}'")
-    if len(values) > _MAX_ELEMENTS:
-        raise InvalidArgument("classification output tensor too large")
     width = len(values) // rows if rows else 0
+    if width > _MAX_WIDTH or len(values) > _MAX_ELEMENTS:
+        raise InvalidArgument("classification output tensor too large")
     top = min(classes, width)
     texts: list[bytes] = []
     for start in range(0, rows * width, width or 1):

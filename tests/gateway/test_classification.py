@@ -49,6 +49,11 @@ def test_some_types_have_no_classes(datatype: str) -> None:
     assert str(caught.value) == f"class result not available for output due to unsupported type '{datatype}'"
 
 
-def test_an_output_of_very_many_elements_is_not_looked_through() -> None:
+@pytest.mark.parametrize(("rows", "width"), [(1, 1_000_001), (8, 600_000)])
+def test_an_output_of_very_many_elements_is_not_looked_through(rows: int, width: int) -> None:
     with pytest.raises(InvalidArgument, match="classification output tensor too large"):
-        top_classes("INT8", bytes((1 << 22) + 1), 1, 1, ())
+        top_classes("UINT8", bytes(rows * width), rows, 1, ())
+
+
+def test_a_million_elements_are_looked_through() -> None:
+    assert top_classes("UINT8", bytes(1_000_000), 1, 1, ())[0] == 1
