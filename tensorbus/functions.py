@@ -188,9 +188,10 @@ class Functions:
             self._hang_up(key)
 
     def close(self) -> None:
-        """Waits for those that have been told to finish, though not for ever."""
+        """Waits for those that have been told to finish, though not for ever: none is while one does not return."""
+        until_s = time.monotonic() + _JOIN_S
         for key, thread in list(self._threads.items()):
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, until_s - time.monotonic()))
             self._hang_up(key)
 
     def _hang_up(self, key: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
 from protocol.errors import InvalidArgument
 from protocol.messages import ParameterValue
 
@@ -14,13 +12,13 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def parameter(name: Any, value: Any) -> tuple[str, ParameterValue]:
-    """NumPy's scalars are numbers, too. Raises InvalidArgument."""
+    """NumPy's integers and floats are numbers, too. Raises InvalidArgument."""
     check_text("the name of a parameter", name)
     if isinstance(value, str):
         check_text(f"parameter '{name}'", value)
         return name, value
-    if isinstance(value, bool | np.bool_):
-        return name, bool(value)
+    if isinstance(value, bool):
+        return name, value
     if isinstance(value, Integral):
         if int(value) not in _INT64:
             raise InvalidArgument(f"parameter '{name}' does not fit 64 bits: {value}")

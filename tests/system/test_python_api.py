@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -320,8 +321,12 @@ def test_a_function_that_never_returns_does_not_hold_up_the_end() -> None:
     with ThreadPoolExecutor(1) as pool:
         with Server(exit_timeout_secs=1) as server:
             server.bind("hang", hang, [X], [Y])
+            for number in range(20):  # that are told to finish only when it returns
+                server.bind(f"idle_{number}", lambda x: x, [X], [Y])
             job = pool.submit(server.infer, "hang", {"x": np.float32([1])})
             inside.wait(30)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 20
         with pytest.raises(InferenceError, match="the server has ended"):
             job.result(30)
         gate.set()

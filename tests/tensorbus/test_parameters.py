@@ -18,10 +18,8 @@ def test_what_a_client_can_send_goes_as_it_is(value: Any) -> None:
     assert (name, sent, type(sent)) == ("p", value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("value", "sent"), [(np.float32(0.5), 0.5), (np.int64(3), 3), (np.uint8(4), 4), (np.bool_(True), True)]
-)
-def test_scalars_of_numpy_are_numbers(value: Any, sent: Any) -> None:
+@pytest.mark.parametrize(("value", "sent"), [(np.float32(0.5), 0.5), (np.int64(3), 3), (np.uint8(4), 4)])
+def test_those_of_numpy_are_numbers(value: Any, sent: Any) -> None:
     _, plain = parameter("p", value)
 
     assert (plain, type(plain)) == (sent, type(sent))
