@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.conformance import (
     author_cases,
+    ensemble_cases,
     generate_cases,
     grpc_cases,
     http_cases,
@@ -22,8 +23,9 @@ CASES = [
     *author_cases.CASES,
     *sender_cases.CASES,
     *server_cases.CASES,
+    *ensemble_cases.CASES,
 ]
-REPOSITORIES = ("conformance", "broken", "control")
+REPOSITORIES = ("conformance", "broken", "control", "ensembles")
 
 _names = [case.name for case in CASES]
 assert len(set(_names)) == len(_names), sorted({name for name in _names if _names.count(name) > 1})

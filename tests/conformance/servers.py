@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 START_S = 60.0
 FLAGS = {
-    "broken": ("--exit-on-error=false",),  # what can be loaded of it is to be served
+    "broken": ("--exit-on-error=false",),
+    "ensembles": ("--exit-on-error=false",),  # what can be loaded of it is to be served
     "control": ("--model-control-mode=explicit", "--load-model=author"),
 }
 

@@ -1,0 +1,6 @@
+"""Raises."""
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("no good")
