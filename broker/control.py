@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from broker.assembly import ForEnsemble, LoadLine, models_of, only_for, plan_of, put_together, ready, sources_of
+from broker.draining import Draining
 from broker.events import (
     Action,
     Asker,
@@ -45,7 +46,7 @@ from broker.readiness import Then
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
-from broker.startup import Startup, end_processes
+from broker.startup import Startup
 from metrics.recorder import Recorder
 from protocol.errors import InvalidArgument, ServingError, Unavailable
 from protocol.messages import TOLD, Control, Told
@@ -58,8 +59,7 @@ AskReady = Callable[[ModelVersion, int, Then], list[Action]]
 
 
 class ModelControl:
-    """Invariant: a version that is UNLOADING is in ``_draining`` or ``_ending``; the latter has those that failed, too,
-    for as long as they have processes."""
+    """Invariant: until the server stops, all versions of a generation in ``_serving`` are READY."""
 
     def __init__(
         self,
@@ -78,11 +78,9 @@ class ModelControl:
         self._recorder = recorder
         self._startup = startup
         self._ask_ready = ask_ready
-        self._lends = lends
         self._lines: dict[str, LoadLine] = {}
         self._serving: dict[str, Generation] = {}
-        self._draining: dict[ModelVersion, None] = {}  # ordered sets
-        self._ending: dict[ModelVersion, None] = {}
+        self._draining = Draining(settings, registry, recorder, lends)
         self._lost: dict[str, list[VersionSource]] = {}  # ensembles that went with a model, and come back with it
         self._refused: dict[str, ServingError] = {}  # ensembles whose last load failed, and why
         self._by_name: set[str] = set()  # what somebody has asked for; other models were loaded for an ensemble
@@ -169,7 +167,7 @@ class ModelControl:
         for row in self._registry.rows(model):
             row.accepts_until = 0
             if row.state is VersionState.READY:
-                self._drain(row)
+                self._draining.drain(row)
         self._forgive(model)
 
     def stop(self, now: int) -> list[Action]:
@@ -372,7 +370,7 @@ class ModelControl:
         replaced = [row for row in self._registry.rows(model) if row.state is VersionState.READY]
         for row in replaced:
             row.accepts_until = now + self._settings.release_delay_ns
-            self._drain(row)
+            self._draining.drain(row)
         for version in generation.versions:
             version.state = VersionState.READY
             self._registry.give_row(version)
@@ -417,58 +415,16 @@ class ModelControl:
 
     def _abandon(self, generation: Generation, now: int) -> list[Action]:
         """One that does not come to serve."""
-        self._ending.update(dict.fromkeys(generation.versions))
+        self._draining.end(generation.versions)
         return self._startup.give_up(generation, now)
-
-    def _drain(self, row: ModelVersion) -> None:
-        row.state = VersionState.UNLOADING
-        self._recorder.remove(row.name, row.version)
-        self._draining[row] = None
 
     def leave(self, now: int) -> list[Action]:
         """Whatever can go a step further does; at the end of every turn."""
-        if not (self._lines or self._draining or self._ending):
-            return []
-        actions = self._assemble(now)
-        for version in [one for one in self._draining if not self._must_stay(one, now)]:
-            del self._draining[version]
-            self._ending[version] = None
-            actions += end_processes(version, finish=True)
-        for version in [one for one in self._ending if one.gone()]:
-            actions += self._gone(version)
-        return actions
-
-    def _must_stay(self, version: ModelVersion, now: int) -> bool:
-        """An answer that another model has not mapped yet would be lost with its process; one that it keeps is not."""
-        if now < version.accepts_until:
-            return True
-        version.accepts_until = 0
-        if version.in_flight() or version.expected:
-            return True
-        if not self._lends(version):
-            return False
-        version.stays_until = version.stays_until or now + self._settings.patience_ns
-        return now < version.stays_until
-
-    def _gone(self, version: ModelVersion) -> list[Action]:
-        actions: list[Action] = []
-        if version.state is VersionState.UNLOADING:
-            version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
-            actions.append(Say("info", f"successfully unloaded '{version.name}' version {version.version}", {}))
-        del self._ending[version]
-        version.instances.clear()
-        self._registry.drop(version)
-        generation = version.generation
-        if generation.private_directory and not any(self._is_leaving(one) for one in generation.versions):
-            actions.append(Discard(generation.private_directory))
-        return actions
-
-    def _is_leaving(self, version: ModelVersion) -> bool:
-        return version in self._draining or version in self._ending
+        actions = self._assemble(now) if self._lines else []
+        return actions + self._draining.leave(now) if self._draining else actions
 
     def next_deadline(self) -> int | None:
-        """Of those that only the clock keeps from leaving."""
-        return min(filter(None, (one.accepts_until or one.stays_until for one in self._draining)), default=None)
+        return self._draining.next_deadline()
 
     @property
     def assembling(self) -> bool:
@@ -483,7 +439,7 @@ class ModelControl:
             assert line.generation is None or not line.generation.settled()
         for one in self._registry:
             assert one.state is not VersionState.LOADING or self._lines[one.name].generation is one.generation
-            assert not self._open or one.state is not VersionState.UNLOADING or self._is_leaving(one)
+            assert not self._open or one.state is not VersionState.UNLOADING or one in self._draining
         for model, generation in self._serving.items():
             assert not self._open or generation.serves(), model
 
