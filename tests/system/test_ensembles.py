@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.system.conftest import MiB, Repository, Server, eventually, serving
+from tests.system.conftest import Background, MiB, Repository, Server, eventually, serving
 from tests.system.ensemble_models import add_chain, add_ensemble, step, tensors
 from tests.system.grpc_stream import DECOUPLED, streaming
 
@@ -243,3 +243,19 @@ def test_ensembles_are_loaded_with_their_models_go_with_them_and_come_back(tmp_p
         assert server.post("outer", [1]).data == [4]
         control("outer", "unload", unload_dependents=True)
         assert serve() == {"inner", "double"}  # which somebody has asked for by name
+
+
+def test_a_model_of_an_ensemble_is_loaded_again_under_load_and_no_request_fails(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "repository")
+    model = repository.add("double", DOUBLE) / "model.py"
+    ensemble = add_chain(repository, "chain", "double", "double", "double") / "config.pbtxt"
+    with serving(repository, tmp_path) as start:
+        server = start("--model-control-mode=explicit", "--load-model=*")
+        asking = Background(4, lambda: server.post("chain", [1, 2]).data)
+        for _ in range(3):
+            for name, path in (("double", model), ("chain", ensemble)):
+                path.write_text(path.read_text() + "\n# again\n")
+                assert server.call("POST", f"/v2/repository/models/{name}/load").status == 200
+        answers = asking.stop()
+        assert len(answers) > 10
+        assert all(answer == [8, 16] for answer in answers)
