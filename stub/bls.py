@@ -184,8 +184,8 @@ class Call:
         return self._memory.reader.view_shared(*place) if shared else self._memory.reader.view(*place)
 
     def _discard(self) -> None:
-        with contextlib.suppress(IndexError):  # empty
-            while True:
+        with contextlib.suppress(IndexError):  # another thread may be taking, too
+            while self._answers:
                 answered, _ = self._answers.popleft()
                 if answered.response.lease and forks.generation == self._generation:
                     calls.read(answered.origin, answered.response.lease)

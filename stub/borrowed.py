@@ -14,9 +14,7 @@ _TOLD_AT_ONCE_NBYTES = 1 << 20  # to be free: less can wait until ``execute`` ha
 _PER_LEASE_NBYTES = 1 << 10
 
 _held: Dict[Tuple[str, int], List[ref[NDArray[Any]]]] = {}  # a weak reference tells only while it lives itself
-
-
-_free: List[int] = []  # bytes of the leases that are over
+_free_nbytes = 0  # of the leases that are over; about, as several threads may add at once
 
 
 def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
@@ -26,9 +24,10 @@ def hold(origin: str, lease: int, roots: Sequence[NDArray[Any]]) -> None:
 
     def on_gone(_: object) -> None:
         """In any thread, while anything else goes on; and in processes forked since, whose copies mean nothing."""
+        global _free_nbytes
         if next(gone) == len(refs) and forks.generation == generation:
             _held.pop((origin, lease), None)
-            _free.append(nbytes)
+            _free_nbytes += nbytes
             calls.read(origin, lease)
 
     refs = [ref(root, on_gone) for root in roots]
@@ -42,6 +41,7 @@ def tell_much() -> None:
     """Before the next call, which may be one of thousands in one ``execute``, all with large outputs.
 
     Raises NotServing."""
-    if _free and sum(_free) >= _TOLD_AT_ONCE_NBYTES:
-        _free.clear()
+    global _free_nbytes
+    if _free_nbytes >= _TOLD_AT_ONCE_NBYTES:
+        _free_nbytes = 0
         calls.tell_read()

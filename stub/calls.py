@@ -138,7 +138,7 @@ class Calls:
         """For Results.read: what was read since the last time."""
         read: List[Tuple[str, int]] = []
         with contextlib.suppress(IndexError):  # another thread may be telling, too
-            while True:
+            while self._read:
                 read.append(self._read.popleft())
         return read
 
