@@ -94,7 +94,7 @@ class Incoming:
             self._announce(*PREFIX.unpack_from(view))
             end = PREFIX.size + self._nbytes
             if end > len(view) or self._room is not None:
-                return PREFIX.size if self._nbytes else self._finish_empty()
+                return PREFIX.size
             self._complete(bytes(view[PREFIX.size : end]))
             return end
         wanted = PREFIX.size if self._nbytes < 0 else self._nbytes
@@ -107,13 +107,8 @@ class Incoming:
             else:
                 self._announce(*PREFIX.unpack(begun))
                 if not self._nbytes:
-                    self._finish_empty()
+                    self._complete(b"")
         return nbytes
-
-    def _finish_empty(self) -> int:
-        self._compressed = 0  # some clients flag what they had nothing to compress of
-        self._complete(b"")
-        return PREFIX.size
 
     def _announce(self, compressed: int, nbytes: int) -> None:
         if nbytes > MAX_NBYTES:
@@ -126,7 +121,9 @@ class Incoming:
 
     def _complete(self, message: Buffer) -> None:
         self._nbytes = -1
-        self._on_message(_inflated(message, _WINDOW_BITS[self._encoding]) if self._compressed else message)
+        if self._compressed and len(message):  # some clients flag what they had nothing to compress of
+            message = _inflated(message, _WINDOW_BITS[self._encoding])
+        self._on_message(message)
 
 
 def _memory(nbytes: int) -> memoryview:

@@ -4,21 +4,21 @@ Responses of non-decoupled models leave in the order of their requests on this s
 at once. Errors travel in-band with the request's id and leave the stream open, unless the client asked for
 ``triton_grpc_error``: then the first error of an inference ends the stream with its status, after what is ready.
 
-Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel`` and iterates over the messages to send.
+Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel``, and after every ``on_ready`` it calls ``next``
+until that has no more to send.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import InFlight
-from gateway.grpc_message import Buffer, LargeMessage, Message, message_of
+from gateway.grpc_message import Buffer, Message, message_of
 from gateway.grpc_tensors import (
     ParsedRequest,
     decode_call,
@@ -53,7 +53,7 @@ class _Slot:
         self.held: list[Reply | bytes] = []
 
 
-class InferStream(AsyncIterator[bytes]):
+class InferStream:
     """Invariant: a slot is in ``_running`` until its final reply; a non-decoupled one stays in ``_turns`` until all
     that was asked before it has left."""
 
@@ -69,7 +69,6 @@ class InferStream(AsyncIterator[bytes]):
         self._ready: deque[tuple[_Slot, Reply | bytes]] = deque()
         self._half_closed = False
         self.error: ServingError | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     # --- from the client ------------------------------------------------------------------------------------------
 
@@ -96,7 +95,7 @@ class InferStream(AsyncIterator[bytes]):
     def half_close(self) -> None:
         """The client sends no more; the stream ends when all its requests are answered."""
         self._half_closed = True
-        self._wake()
+        self._on_ready()
 
     def cancel(self) -> None:
         """The client is gone: cancel what runs, drop what is queued. Harmless once the stream has ended."""
@@ -104,13 +103,13 @@ class InferStream(AsyncIterator[bytes]):
         self._abandon()
         _release(entry for _, entry in self._ready)
         self._ready.clear()
-        self._wake()
+        self._on_ready()
 
     def close(self, error: ServingError) -> None:
         """End the stream with a status, once what is ready has left."""
         if self.error is None:
             self.error = error
-            self._wake()
+            self._on_ready()
 
     def _submit(self, slot: _Slot, parsed: ParsedRequest) -> None:
         self._in_flight.refuse_while_draining()
@@ -137,7 +136,7 @@ class InferStream(AsyncIterator[bytes]):
             self.close(reply.error)
         elif reply.flag_only and not slot.empty_final:
             reply.release()
-            self._wake()  # it may have been what the end of the stream waited for
+            self._on_ready()  # it may have been what the end of the stream waited for
         else:
             self._deliver(slot, reply)
 
@@ -147,7 +146,7 @@ class InferStream(AsyncIterator[bytes]):
         else:
             slot.held.append(entry)
             self._let_turns_go()
-        self._wake()
+        self._on_ready()
 
     def _let_turns_go(self) -> None:
         """The first in turn sends as it answers; the others wait until it has finished."""
@@ -184,27 +183,6 @@ class InferStream(AsyncIterator[bytes]):
     def ended(self) -> bool:
         """There will be no more messages; ``error`` is then what ended the stream, None for its regular end."""
         return not self._ready and (self.error is not None or (self._half_closed and not self._running))
-
-    async def __anext__(self) -> bytes:
-        while True:
-            message = self.next()
-            if isinstance(message, LargeMessage):
-                data = b"".join(message.pieces)
-                message.release()
-                return data
-            if message is not None:
-                return message
-            if self.ended:
-                if self.error is not None:
-                    raise self.error
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def _wake(self) -> None:
-        self._on_ready()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _release(entries: Iterable[Reply | bytes]) -> None:

@@ -300,18 +300,18 @@ class Http2Connection:
             self._events.append(Data(stream.id, chunk, True))
 
     def _count_connection(self, nbytes: int) -> None:
-        self._receivable -= nbytes
-        if self._receivable < 0:
+        if nbytes > self._receivable:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the connection's window")
+        self._receivable -= nbytes
         if self._receivable < CONNECTION_WINDOW // 2:
             self._write(frames.window_update(0, CONNECTION_WINDOW - self._receivable))
             self._receivable = CONNECTION_WINDOW
 
     def _count(self, stream: _Stream, nbytes: int, ends: bool) -> bool:
-        stream.receivable -= nbytes
-        if stream.receivable < 0:
+        if nbytes > stream.receivable:
             self._fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
             return False
+        stream.receivable -= nbytes
         if stream.receivable < STREAM_WINDOW // 2 and not ends:
             self._write(frames.window_update(stream.id, STREAM_WINDOW - stream.receivable))
             stream.receivable = STREAM_WINDOW
@@ -452,11 +452,11 @@ class Http2Connection:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong size")
         nbytes = NUMBER.unpack(payload)[0] & STREAM_MASK
         if not id:
-            self._window += nbytes
             if not nbytes:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
-            if self._window > LARGEST_WINDOW:
+            if self._window + nbytes > LARGEST_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            self._window += nbytes
             return
         stream = self._streams.get(id)
         if stream is None:
@@ -563,7 +563,7 @@ class Http2Connection:
 
     def check(self) -> None:
         assert 0 <= self._receivable <= CONNECTION_WINDOW
-        assert 0 <= self._window <= LARGEST_WINDOW or self.failed
+        assert 0 <= self._window <= LARGEST_WINDOW
         for id, stream in self._streams.items():
             assert stream.open and id == stream.id <= self._last_stream and id & 1
             assert 0 <= stream.receivable <= STREAM_WINDOW

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import numpy
-import pytest
 import tritonclient.grpc as client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,8 +89,15 @@ class Stream:
             else:
                 self.answer(*event)
 
-    async def rest(self) -> list[str]:
-        return [service_pb2.ModelStreamInferResponse.FromString(data).infer_response.id async for data in self.stream]
+    def rest(self) -> list[str]:
+        return [response.infer_response.id for response in iter(lambda: next_of(self.stream), None)]
+
+
+def next_of(stream: InferStream) -> Any:
+    """The next response, None if there is none."""
+    message = stream.next()
+    assert message is None or isinstance(message, bytes)
+    return None if message is None else service_pb2.ModelStreamInferResponse.FromString(message)
 
 
 @settings(max_examples=60)
@@ -102,7 +108,8 @@ def test_every_reply_leaves_once_and_in_its_order(events: list[Any]) -> None:
         stream.play(events)
         stream.answer_all()
         stream.stream.half_close()
-        ids = asyncio.run(stream.rest())
+        ids = stream.rest()
+        assert stream.stream.ended
         assert [id for id in ids if not id.endswith("decoupled")] == stream.ordered
         assert [id for id in ids if id.endswith("decoupled")] == stream.free
         assert not stream.bus.leases
@@ -116,7 +123,7 @@ def test_a_cancelled_stream_leaves_nothing_behind(events: list[Any]) -> None:
         stream = Stream(directory)
         stream.play(events)
         stream.stream.cancel()
-        assert asyncio.run(stream.rest()) == []
+        assert stream.rest() == [] and stream.stream.ended
         assert all(entry.cancelled or entry in stream.finished for entry in stream.bus.submitted)
         stream.answer_all()
         assert not stream.bus.leases
@@ -124,17 +131,11 @@ def test_a_cancelled_stream_leaves_nothing_behind(events: list[Any]) -> None:
 
 
 def test_a_plain_request_waits_for_the_one_before_it(tmp_path: Any) -> None:
-    async def main() -> None:
-        stream = Stream(str(tmp_path))
-        stream.play(["plain", "plain", (1, True, False)])
-        waiting = asyncio.ensure_future(stream.stream.__anext__())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        stream.answer(0, True, False)
-        first = service_pb2.ModelStreamInferResponse.FromString(await waiting)
-        assert first.infer_response.id == stream.ordered[0]
-
-    asyncio.run(main())
+    stream = Stream(str(tmp_path))
+    stream.play(["plain", "plain", (1, True, False)])
+    assert stream.stream.next() is None and not stream.stream.ended
+    stream.answer(0, True, False)
+    assert stream.rest() == stream.ordered
 
 
 # --- on the wire ---------------------------------------------------------------------------------------------------
@@ -272,13 +273,10 @@ def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path
     entry.echo(final=False)
     entry.answer(error=InternalError("it broke"))
 
-    async def talk() -> None:
-        first = service_pb2.ModelStreamInferResponse.FromString(await stream.__anext__())
-        assert first.infer_response.id == "a" and not first.error_message
-        with pytest.raises(InternalError, match="it broke"):
-            await stream.__anext__()
-
-    asyncio.run(talk())
+    first = next_of(stream)
+    assert first.infer_response.id == "a" and not first.error_message
+    assert stream.next() is None and stream.ended
+    assert isinstance(stream.error, InternalError) and str(stream.error) == "it broke"
     assert not bus.leases
     bus.close()
 
@@ -290,11 +288,8 @@ def test_a_final_response_without_outputs_may_carry_parameters(tmp_path: Any) ->
     stream.feed(infer_request("decoupled", id="a").SerializeToString())
     bus.submitted[0].answer(parameters={"tokens": 7})
 
-    async def talk() -> None:
-        last = service_pb2.ModelStreamInferResponse.FromString(await stream.__anext__()).infer_response
-        assert last.parameters["tokens"].int64_param == 7 and last.parameters["triton_final_response"].bool_param
-
-    asyncio.run(talk())
+    last = next_of(stream).infer_response
+    assert last.parameters["tokens"].int64_param == 7 and last.parameters["triton_final_response"].bool_param
     bus.close()
 
 
