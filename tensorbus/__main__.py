@@ -11,6 +11,9 @@ from tensorbus.logs import configure
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
 _OPEN_FILES = 65536
+_USAGE = """Usage: tensorbus serve [options]            serve repositories of models; takes tritonserver's flags
+       tensorbus run-model DIR [options]    run one model in this process, to debug it
+Each has --help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tensorbus.run_model import run_model
 
         return run_model(arguments[1:])
-    if not arguments or arguments[0] != "serve":
-        print("Usage: tensorbus serve [options]; tensorbus run-model DIR [options]; each has --help", file=sys.stderr)
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(_USAGE)
+        return 0
+    if arguments[:1] != ["serve"]:
+        print(_USAGE, file=sys.stderr)
         return 1
     try:
         settings = parse_serve(arguments[1:])
