@@ -193,7 +193,7 @@ class Answering:
         """An ensemble counts as one execution that takes as long as all its steps."""
         timing = self.ensembles.take_timing(pending)
         if response.error is not None:
-            version.recorder.failed(REASONS.get(response.error[0], OTHER), now - pending.arrived_ns)
+            version.recorder.failed(_REASONS.get(response.error[0], OTHER), now - pending.arrived_ns)
             return
         version.recorder.executed(pending.batch_size, timing.input_ns, timing.infer_ns, timing.output_ns)
         self.count_ended(version, pending, timing, now)
@@ -204,7 +204,7 @@ class Answering:
             self.ensembles.time(pending, timing)
         total_ns = now - pending.arrived_ns
         if pending.error is not None:
-            version.recorder.failed(REASONS.get(pending.error[0], BACKEND), total_ns)
+            version.recorder.failed(_REASONS.get(pending.error[0], BACKEND), total_ns)
             return
         sent_ns, input_ns, infer_ns, output_ns = timing
         queue_ns = sent_ns - pending.arrived_ns
@@ -217,7 +217,7 @@ class Answering:
         """A request ends that no instance has answered. ``reason`` is for the metric, where the error does not say."""
         del self.living[pending.request.id]
         pending.answered = True
-        reason = reason or REASONS.get(error.kind, BACKEND)
+        reason = reason or _REASONS.get(error.kind, BACKEND)
         version.recorder.failed(reason, now - pending.arrived_ns)
         actions = self.answer(version, pending, refusal(pending.request.id, error), "", (), now)
         return actions if reason == CANCELED else [*actions, failure(version, pending, str(error))]
@@ -266,7 +266,7 @@ def _count_response(version: ModelVersion, pending: Pending, response: Response,
 
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
-REASONS = {int(ErrorKind.CANCELLED): CANCELED}
+_REASONS = {int(ErrorKind.CANCELLED): CANCELED}
 
 
 def _answers_all(dispatched: Dispatched, executed: Executed) -> bool:

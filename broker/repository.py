@@ -54,7 +54,6 @@ class PollFailure:
     name: str
     text: str
     is_duplicate: bool = False
-    is_missing: bool = False  # it was asked for by name
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ def scan(
             if paths:
                 found.failures.append(PollFailure(shown, DUPLICATE_REASON, is_duplicate=True))
             else:
-                found.failures.append(PollFailure(shown, _NOT_FOUND, is_missing=True))
+                found.failures.append(PollFailure(shown, _NOT_FOUND))
             found.log.append(LogLine("E", _not_one(shown, paths)))
             continue
         try:

@@ -101,7 +101,7 @@ class Startup:
                 raise version.source.refusal
             version.config = config_loading.prepare(version.config, self._settings.gpus, self._backend(version))
         except ServingError as error:
-            return self.fail(version, error, now)
+            return self._fail(version, error, now)
         env = execution_env.wanted(version.source, self._backend(version))
         return [Prepare(version, env)] if env is not None else self._complete(version, now)
 
@@ -110,7 +110,7 @@ class Startup:
         if version.state is not VersionState.LOADING:
             return []
         if event.error is not None:
-            return self.fail(version, event.error, now)
+            return self._fail(version, event.error, now)
         version.interpreter = event.interpreter
         return self._complete(version, now)
 
@@ -126,7 +126,7 @@ class Startup:
         try:
             version.config = config_loading.finish(version.config)
         except ServingError as error:
-            return self.fail(version, error, now)
+            return self._fail(version, error, now)
         actions: list[Action] = [
             Say("warning", "not served yet; the model is served without it", {"model": version.name, "field": field})
             for field in config_loading.not_served(version.config)
@@ -145,7 +145,7 @@ class Startup:
                 raise version.source.refusal
             version.config = config_loading.finish(version.config)
         except ServingError as error:
-            return self.fail(version, error, now)
+            return self._fail(version, error, now)
         labels = {**plan.labels, **version.source.labels}
         version.signature = signature(version.config, version.version, labels)
         return self._up(version, now)
@@ -207,9 +207,9 @@ class Startup:
         if version.state is not VersionState.LOADING:
             return [Kill(key)]
         if isinstance(message, Failed):
-            return self.fail(version, error_of(message.error, message.text), now)
+            return self._fail(version, error_of(message.error, message.text), now)
         if isinstance(message, Ready):
-            return [Kill(key), *self.fail(version, InternalError("auto_complete_config was never run"), now)]
+            return [Kill(key), *self._fail(version, InternalError("auto_complete_config was never run"), now)]
         objection = auto_complete.objection(version.config, message.config)
         version.config = auto_complete.merge(version.config, message.config)
         actions: list[Action] = [Say("warning", objection, {"model": version.name})] if objection else []
@@ -232,12 +232,12 @@ class Startup:
     def _instance_failed(self, version: ModelVersion, instance: Instance, message: Failed, now: int) -> list[Action]:
         """Its process exits by itself; a restart that fails is tried again later."""
         if version.state is VersionState.LOADING:
-            return self.fail(version, error_of(message.error, message.text), now)
+            return self._fail(version, error_of(message.error, message.text), now)
         return [Say("error", "a restarted instance failed", {"instance": instance.spec.name, "cause": message.text})]
 
     def process_died(self, version: ModelVersion, name: str, event: StubDied, now: int) -> list[Action]:
         """A process of a version that is still loading died before it had said why."""
-        failed = self.fail(version, event.error(name), now)
+        failed = self._fail(version, event.error(name), now)
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
 
@@ -248,7 +248,7 @@ class Startup:
         version.recorder.load_duration_s = (now - version.load_started_ns) / 1e9
         return self._end(version, now)
 
-    def fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
+    def _fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
         if version.state is not VersionState.LOADING:
             return []
         version.state = VersionState.UNAVAILABLE

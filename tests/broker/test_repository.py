@@ -218,7 +218,9 @@ def test_only_the_models_named_are_polled(models):
         add(models, name)
     found = scan(models, only=("c", "a", "nope"))
     assert [directory.name for directory in found.models] == ["a", "c"]
-    assert [(failure.name, failure.is_missing) for failure in found.failures] == [("nope", True)]
+    assert [(failure.name, failure.text) for failure in found.failures] == [
+        ("nope", "model not found in any model repository.")
+    ]
     assert found.log == [LogLine("E", "failed to poll model 'nope': model not found in any model repository.")]
 
 
