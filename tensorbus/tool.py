@@ -42,6 +42,7 @@ async def run(
         )
     except OSError as error:
         raise ToolFailed(f"{arguments[0]} cannot be run: {error.strerror}") from None
+    status = None
     try:
         async with asyncio.timeout(timeout_s):
             await _listen(process, tail, told)
@@ -49,7 +50,7 @@ async def run(
     except TimeoutError:
         raise ToolFailed("\n".join([*tail, f"{arguments[0]} was ended after {timeout_s:.0f} s"])) from None
     finally:
-        if process.returncode is None:
+        if status is None:  # it may have ended, and left others that hold its output
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

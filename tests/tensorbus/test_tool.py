@@ -83,3 +83,21 @@ def test_nothing_goes_on_after_the_caller_was_cancelled(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(main(), 20))
     assert is_gone(int(path.read_text()))
+
+
+LEAVES_ONE_BEHIND = """
+import subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({path!r}, "w").write(str(other.pid))
+"""
+
+
+def test_what_an_ended_program_has_left_with_its_output_is_ended_too(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+
+    async def too_long() -> None:
+        with pytest.raises(ToolFailed, match="was ended after 2 s"):
+            await run([sys.executable, "-c", LEAVES_ONE_BEHIND.format(path=str(path))], os.environ, 2)
+        assert await asyncio.to_thread(is_gone, int(path.read_text()))
+
+    asyncio.run(too_long())
