@@ -211,6 +211,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             for id, open in list(self._waiting.items()):
                 self._write(id, open)
         self._send(self._http2.take())
+        if not self._blocked:
+            self._release()
         if self._http2.failed or (self._closing and not self._calls):
             self._transport.close()
 
@@ -240,8 +242,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
-        if not self._blocked:
-            self._release()
 
     def _release(self) -> None:
         releases, self._releases = self._releases, []
@@ -272,7 +272,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if open.timer is not None:
                 open.timer.cancel()
             open.call.cancel()
-            open.outgoing.close()
+            open.outgoing.close(self._releases)
+            if self._releases:
+                self._flush_soon()
 
     def close(self) -> None:
         """When the calls that are open have ended; no new ones."""

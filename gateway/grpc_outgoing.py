@@ -61,9 +61,9 @@ class Outgoing:
             self._pieces.extend(message.pieces)
             self._release = message.release
 
-    def close(self) -> None:
-        """Nothing more will be sent."""
+    def close(self, releases: list[Release]) -> None:
+        """Nothing more will be sent; what has been may still be on its way."""
         self._pieces.clear()
         if self._release is not None:
-            self._release()
+            releases.append(self._release)
             self._release = None

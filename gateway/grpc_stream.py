@@ -4,8 +4,8 @@ Responses of non-decoupled models leave in the order of their requests on this s
 at once. Errors travel in-band with the request's id and leave the stream open, unless the client asked for
 ``triton_grpc_error``: then the first error of an inference ends the stream with its status, after what is ready.
 
-Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel``, and after every ``on_ready`` it calls ``next``
-until that has no more to send.
+Knows no transport: an engine calls ``feed``, ``half_close`` and ``cancel``, and ``next`` after every ``on_ready`` until
+that has no more to send.
 """
 
 from __future__ import annotations
