@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import socket
 from typing import Any
 
 import grpc
@@ -54,6 +55,21 @@ def test_a_taken_port_is_said_so(serve: Serve) -> None:
         with pytest.raises(Unavailable) as caught:
             await second.start()
         assert str(caught.value) == f"Socket '127.0.0.1:{engine.port}' already in use"
+
+    serve(talk)
+
+
+def test_all_addresses_are_those_of_ipv6_too(serve: Serve) -> None:
+    async def talk(bus: FakeBus, engine: GrpcEngine) -> None:
+        second = GrpcEngine(engine._service, "0.0.0.0", 0)
+        await second.start()
+        third = GrpcEngine(engine._service, "0.0.0.0", second.port)
+        with pytest.raises(Unavailable, match="already in use"):
+            await third.start()
+        for host in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+            async with grpc.aio.insecure_channel(f"{host}:{second.port}") as channel:
+                assert await channel.unary_unary(SERVICE + "ServerLive")(b"") == b"\x08\x01"
+        await second.drain(0)
 
     serve(talk)
 
