@@ -169,12 +169,13 @@ return "done"
 
 LATE = case("""
 import threading
+done = os.path.join(pb_utils.get_model_dir(), "late")
 def late():
     time.sleep(3)  # the instance has looked for unused memory by then
     self.ask("double", [pb_utils.Tensor("IN", np.ones(4 << 20, np.float32))]).exec()
-    open("late", "w").close()
+    open(done, "w").close()
 threading.Thread(target=late).start()
-return os.getcwd()
+return done
 """)
 
 
@@ -186,6 +187,6 @@ def test_memory_is_given_back_while_and_after_large_tensors_are_exchanged(tmp_pa
             array = np.full(4 * MiB + number, number, np.float32)
             assert (server.post_binary("way_through", array).array == array).all()
         assert server.shm_bytes() < 150 * MiB  # of a hundred tensors of 16 MiB
-        done = Path(drive(server, LATE)) / "late"
+        done = Path(drive(server, LATE))
         eventually(done.exists)
         eventually(lambda: server.shm_bytes() <= before, 40.0, "all is as it was")
