@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.grpc_head import Head
-from gateway.grpc_message import Buffer, Incoming, LargeMessage, Message
+from gateway.grpc_message import Buffer, Incoming, LargeMessage, Memory, Message
 from gateway.grpc_service import INFER, GrpcService
 from protocol.errors import InternalError, ServingError
 
@@ -37,8 +37,8 @@ class Call(Protocol):
 class UnaryCall:
     """One message, one answer. What a client sends after its message is ignored."""
 
-    def __init__(self, service: GrpcService, head: Head, on_ready: Callable[[], None]) -> None:
-        self.incoming = Incoming(self._on_message, head.encoding)
+    def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
+        self.incoming = Incoming(self._on_message, head.encoding, memory)
         self.error: ServingError | None = None
         self._service = service
         self._method = head.path
@@ -91,9 +91,9 @@ class UnaryCall:
 class StreamCall:
     """ModelStreamInfer."""
 
-    def __init__(self, service: GrpcService, head: Head, on_ready: Callable[[], None]) -> None:
+    def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
         self._stream = stream = service.stream(head.metadata, on_ready)
-        self.incoming = Incoming(stream.feed, head.encoding)
+        self.incoming = Incoming(stream.feed, head.encoding, memory)
         self.next = stream.next
         self.cancel = stream.cancel
 

@@ -25,6 +25,7 @@ from gateway.grpc_head import (
     trailers,
     trailers_only,
 )
+from gateway.grpc_message import Memory
 from gateway.grpc_outgoing import Outgoing, Release
 from gateway.grpc_service import INFER, STREAM, GrpcService
 from gateway.http2.connection import Data, Event, Http2Connection, Request
@@ -56,11 +57,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         service: GrpcService,
+        memory: Memory,
         receive_view: memoryview,
         on_made: Callable[[GrpcConnection], None],
         on_lost: Callable[[GrpcConnection], None],
     ) -> None:
         self._service = service
+        self._memory = memory
         self._receive_view = receive_view  # shared: what is read into it is consumed before anyone else reads
         self._on_made = on_made
         self._on_lost = on_lost
@@ -166,9 +169,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _make(self, head: Head, on_ready: Callable[[], None]) -> Call | None:
         if head.path == STREAM:
-            return StreamCall(self._service, head, on_ready)
+            return StreamCall(self._service, head, self._memory, on_ready)
         if head.path == INFER or head.path in self._service.methods:
-            return UnaryCall(self._service, head, on_ready)
+            return UnaryCall(self._service, head, self._memory, on_ready)
         return None
 
     def _on_data(self, event: Data) -> None:

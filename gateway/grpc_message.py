@@ -4,6 +4,7 @@
 
 A small message is collected as it comes. A large one gets memory of its own, of which pages exist only once they are
 written, so that a client costs what it sends, not what it announces; ``room`` is where the rest may be received.
+Whoever is given a message must be done with it when it returns: the memory serves the next one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from protocol.errors import InternalError
 
 MAX_NBYTES = 2**31 - 1
 LARGE_NBYTES = 64 << 10  # from here on a message is worth memory, or writes, of its own
+_KEPT_NBYTES = 64 << 20
 PREFIX = Struct(">BL")
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
@@ -46,12 +48,44 @@ def message_of(pieces: list[Buffer], release: Callable[[], None]) -> Message:
     return message
 
 
+class Memory:
+    """Where large messages lie. To get 16 MiB of pages takes 12 ms, to fill them 2: those of the last one are kept."""
+
+    def __init__(self) -> None:
+        self._spare: mmap.mmap | None = None
+        self._used = False  # since the last ``trim``
+
+    def take(self, nbytes: int) -> memoryview:
+        """Raises GrpcError if there is none."""
+        spare, self._spare = self._spare, None
+        if spare is None or len(spare) < nbytes:
+            try:
+                spare = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError:
+                raise GrpcError(RESOURCE_EXHAUSTED, f"no memory for a message of {nbytes} bytes") from None
+        return memoryview(spare)[:nbytes]
+
+    def give_back(self, memory: memoryview) -> None:
+        """Nobody may look at it any more."""
+        pages = memory.obj
+        assert isinstance(pages, mmap.mmap)
+        if len(pages) <= _KEPT_NBYTES:
+            self._spare, self._used = pages, True
+
+    def trim(self) -> None:
+        """Now and then: what has not been used since the last time goes back to the system."""
+        if not self._used:
+            self._spare = None
+        self._used = False
+
+
 class Incoming:
     """``feed`` calls ``on_message`` for each message, in order. It raises GrpcError or InternalError where the bytes
     are no message; nothing may be fed after that."""
 
-    def __init__(self, on_message: Callable[[Buffer], None], encoding: bytes) -> None:
+    def __init__(self, on_message: Callable[[Buffer], None], encoding: bytes, memory: Memory) -> None:
         self._on_message = on_message
+        self._memory = memory
         self._encoding = encoding
         self._begun = bytearray()  # of a prefix or a small message
         self._nbytes = -1  # of the message under way; -1 in a prefix
@@ -76,6 +110,7 @@ class Incoming:
         if not self._room:
             message, self._large, self._room = self._large, None, None
             self._complete(message)
+            self._memory.give_back(message)
 
     def feed(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -117,20 +152,13 @@ class Incoming:
             raise _unknown_encoding(self._encoding)
         self._compressed, self._nbytes = compressed, nbytes
         if nbytes >= LARGE_NBYTES:
-            self._large = self._room = _memory(nbytes)
+            self._large = self._room = self._memory.take(nbytes)
 
     def _complete(self, message: Buffer) -> None:
         self._nbytes = -1
         if self._compressed and len(message):  # some clients flag what they had nothing to compress of
             message = _inflated(message, _WINDOW_BITS[self._encoding])
         self._on_message(message)
-
-
-def _memory(nbytes: int) -> memoryview:
-    try:
-        return memoryview(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    except OSError:
-        raise GrpcError(RESOURCE_EXHAUSTED, f"no memory for a message of {nbytes} bytes") from None
 
 
 def _inflated(data: Buffer, window_bits: int) -> bytes:

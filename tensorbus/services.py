@@ -213,6 +213,8 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._store.trim(time.monotonic())
             self._reader.trim()
+            if self._grpc is not None:
+                self._grpc.trim()
             if trim.due(dataplane.large_calls):
                 await asyncio.to_thread(malloc_trim)
 

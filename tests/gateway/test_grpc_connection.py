@@ -33,7 +33,16 @@ from gateway.http2.frames import (
 from gateway.http2.headers import encode
 from gateway.proto import service_pb2
 from tests.gateway.fake_bus import FakeBus, Submitted, signature
-from tests.gateway.grpc_stand import SERVICE, Serve, channel_to, infer_request, status_of, stream_call, tensor
+from tests.gateway.grpc_stand import (
+    SERVICE,
+    Serve,
+    channel_to,
+    infer_request,
+    status_of,
+    stream_call,
+    tensor,
+    unary_call,
+)
 
 LARGE_NBYTES = 1 << 20
 
@@ -151,6 +160,27 @@ def test_a_large_answer_leaves_as_the_client_s_windows_open_and_is_held_until_th
         await gone(bus)
 
     serve(talk)
+
+
+def test_large_requests_that_wait_together_keep_their_data(serve: Serve) -> None:
+    async def talk(bus: FakeBus, engine: GrpcEngine) -> None:
+        bus.add(signature("waiting", {"IN": ("UINT8", (-1,))}))
+        async with channel_to(engine) as channel:
+            calls = []
+            for number in range(4):
+                request = large_request("waiting")
+                request.raw_input_contents[0] = bytes([number]) * LARGE_NBYTES
+                calls.append(asyncio.ensure_future(_awaited(unary_call(channel, request))))
+            for entry in await bus.wait_for(4):
+                entry.echo()
+            for number, call in enumerate(calls):
+                assert (await call).raw_output_contents[0] == bytes([number]) * LARGE_NBYTES
+
+    serve(talk)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 async def gone(bus: FakeBus) -> None:

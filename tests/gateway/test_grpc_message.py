@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.grpc_head import GrpcError
-from gateway.grpc_message import LARGE_NBYTES, MAX_NBYTES, PREFIX, Incoming, LargeMessage, message_of
+from gateway.grpc_message import LARGE_NBYTES, MAX_NBYTES, PREFIX, Incoming, LargeMessage, Memory, message_of
 from protocol.errors import InternalError
 
 
@@ -26,7 +26,8 @@ def compress(message: bytes, window_bits: int) -> bytes:
 class Receiver:
     def __init__(self, encoding: bytes = b"identity") -> None:
         self.messages: list[bytes] = []
-        self.incoming = Incoming(lambda message: self.messages.append(bytes(message)), encoding)
+        self.memory = Memory()
+        self.incoming = Incoming(lambda message: self.messages.append(bytes(message)), encoding, self.memory)
 
 
 SIZES = st.sampled_from([0, 1, 5, 100, LARGE_NBYTES - 1, LARGE_NBYTES, LARGE_NBYTES + 9])
@@ -105,3 +106,19 @@ def test_small_pieces_are_joined_and_released_and_large_ones_wait() -> None:
     large = message_of([b"a", bytes(LARGE_NBYTES)], lambda: released.append("large"))
     assert isinstance(large, LargeMessage) and large.nbytes == LARGE_NBYTES + 1
     assert released == ["small"]
+
+
+def test_memory_is_used_again_and_given_up_when_it_is_not() -> None:
+    memory = Memory()
+    first = memory.take(100_000)
+    first[0] = 7
+    second = memory.take(100_000)
+    assert second[0] == 0, "it is used by two"
+    memory.give_back(first)
+    memory.trim()
+    again = memory.take(80_000)
+    assert len(again) == 80_000 and again[0] == 7
+    memory.give_back(again)
+    memory.trim()
+    memory.trim()
+    assert memory.take(80_000)[0] == 0
