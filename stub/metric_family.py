@@ -10,13 +10,14 @@ import contextlib
 import itertools
 import json
 import os
-from typing import Any, Callable, Dict, List, NoReturn, Optional, cast
+from typing import Any, Dict, List, NoReturn, Optional, cast
 
 from . import calls
 from .arguments import as_double, incompatible, not_castable, text_argument
 from .local_metric import LocalMetric
 from .pybind_enum import PybindEnum
 from .shared import messages
+from .told import NoServer, value_of
 from .triton_error import TritonModelException
 
 _FAMILY_GONE = (
@@ -26,6 +27,7 @@ _FAMILY_GONE = (
 _NO_FAMILY = "Error when creating MetricFamily: "
 _NO_METRIC = "Error when creating Metric: "
 _NOT_DONE = "Failed to {} metric value: "
+_NOBODY = "no server is listening"
 _SIGNATURE = "c_python_backend_utils.MetricFamily(name: str, description: str, kind: c_python_backend_utils.MetricKind)"
 _counter = itertools.count(1)
 _instance = ""
@@ -35,10 +37,6 @@ def set_instance(name: str) -> None:
     """By the stub's main program, for texts."""
     global _instance
     _instance = name
-
-
-class _NoServer(TritonModelException):
-    """There is none, or it has done with this instance."""
 
 
 class MetricKind(PybindEnum):
@@ -120,8 +118,10 @@ class Metric:
         if self._local is not None:
             return self._local.update(operation, value, failed)
         number = self._object.number
-        return _asked(
-            failed, lambda call: messages.UpdateMetric(messages.UPDATE_METRIC, call, number, operation, value)
+        return value_of(
+            lambda call: messages.UpdateMetric(messages.UPDATE_METRIC, call, number, operation, value),
+            failed,
+            _NOBODY,
         )
 
 
@@ -152,8 +152,8 @@ class MetricFamily:
         def make(call: int) -> messages.NewFamily:
             return messages.NewFamily(messages.NEW_FAMILY, call, number, *texts, kind.name.lower())
 
-        with contextlib.suppress(_NoServer):
-            _asked(_NO_FAMILY, make)
+        with contextlib.suppress(NoServer):
+            value_of(make, _NO_FAMILY, _NOBODY)
             family.object.served = True
 
     def Metric(self, labels: Optional[Dict[str, str]] = None, buckets: Optional[List[float]] = None) -> _Metric:
@@ -170,7 +170,9 @@ class MetricFamily:
             made._local = family.local.setdefault(json.dumps(texts, sort_keys=True), LocalMetric(family.kind.name))
             return made
         number, of = made._object.number, family.object.number
-        _asked(_NO_METRIC, lambda call: messages.NewMetric(messages.NEW_METRIC, call, number, of, texts, bounds))
+        value_of(
+            lambda call: messages.NewMetric(messages.NEW_METRIC, call, number, of, texts, bounds), _NO_METRIC, _NOBODY
+        )
         made._object.served = True
         return made
 
@@ -206,14 +208,3 @@ def _buckets(kind: MetricKind, buckets: Any) -> Optional[List[float]]:
         return [as_double(bound) for bound in buckets]
     except (TypeError, OverflowError):
         raise not_castable() from None
-
-
-def _asked(failed: str, make: Callable[[int], messages.ToBroker]) -> float:
-    """The server's answer. Raises TritonModelException with a text that begins with ``failed``."""
-    try:
-        told = calls.ask(make)
-    except calls.NotServing:
-        raise _NoServer(failed + "no server is listening") from None
-    if told.error is not None:
-        raise TritonModelException(failed + told.error[1])
-    return told.value

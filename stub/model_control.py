@@ -5,11 +5,11 @@ From ``initialize`` and ``execute``, in any thread; each call blocks (without th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
-from . import calls
 from .arguments import incompatible, text_argument
 from .shared import messages
+from .told import value_of
 from .triton_error import TritonModelException
 
 _NO_SERVER = "there is no server to ask; models are loaded and unloaded from 'initialize', 'execute' and later threads"
@@ -23,9 +23,10 @@ def load_model(model_name: str, config: str = "", files: Optional[Mapping[str, b
     signature = "(model_name: str, config: str = '', files: object = None) -> None"
     name, text = _texts("load_model", signature, model_name, config)
     contents = None if files is None else _contents(name, files)
-    _ask(
-        "Failed to load model: ",
+    value_of(
         lambda call: messages.Control(messages.CONTROL, call, "load", name, config=text, files=contents),
+        "Failed to load model: ",
+        _NO_SERVER,
     )
 
 
@@ -35,9 +36,10 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     signature = "(model_name: str, unload_dependents: bool = False) -> None"
     (name,) = _texts("unload_model", signature, model_name)
     dependents = bool(unload_dependents)
-    _ask(
-        "Failed to unload model: ",
+    value_of(
         lambda call: messages.Control(messages.CONTROL, call, "unload", name, unload_dependents=dependents),
+        "Failed to unload model: ",
+        _NO_SERVER,
     )
 
 
@@ -45,11 +47,12 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Raises TritonModelException for a model or version that is not known."""
     signature = "(model_name: str, model_version: str = '') -> bool"
     name, version = _texts("is_model_ready", signature, model_name, model_version)
-    told = _ask(
-        "Failed to check model readiness: ",
+    ready = value_of(
         lambda call: messages.Control(messages.CONTROL, call, "is_ready", name, version),
+        "Failed to check model readiness: ",
+        _NO_SERVER,
     )
-    return bool(told.value)
+    return bool(ready)
 
 
 def _texts(function: str, signature: str, *values: Any) -> List[str]:
@@ -73,13 +76,3 @@ def _content(content: Any) -> bytes:
     if isinstance(content, (bytes, bytearray)):
         return bytes(content)
     raise incompatible("load_model", "files: Dict[str, bytes]", content)
-
-
-def _ask(failed: str, make: Callable[[int], messages.Control]) -> messages.Told:
-    try:
-        told = calls.ask(make)
-    except calls.NotServing:
-        raise TritonModelException(failed + _NO_SERVER) from None
-    if told.error is not None:
-        raise TritonModelException(failed + told.error[1])
-    return told

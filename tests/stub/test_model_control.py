@@ -19,7 +19,7 @@ def asked(monkeypatch) -> list[Control]:
         messages.append(make(1))
         return Told(TOLD, 1, None, 1.0)
 
-    monkeypatch.setattr(model_control.calls, "ask", ask)
+    monkeypatch.setattr(calls, "ask", ask)
     return messages
 
 
