@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.backends import Backend
-from broker.events import Prepare, Prepared
+from broker.events import Prepare, Prepared, StartServing, UnloadModel
 from broker.execution_env import ExecutionEnv, wanted
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
@@ -86,8 +86,9 @@ def test_without_one_the_model_is_unavailable_with_the_reason(make_bench):
 
 
 def test_one_that_is_ready_too_late_starts_nothing(make_bench):
-    bench = make_bench()
+    bench = make_bench(explicit_control=True)
     asked = load(bench, versions=(1,))
-    bench.core._startup.fail(asked.version, InternalError("unloaded"), bench.now)
+    bench.tell(StartServing())
+    bench.tell(UnloadModel(asked.version.name, False, lambda error: None))
     bench.tell(Prepared(asked.version, INTERPRETER))
     assert not bench.alive

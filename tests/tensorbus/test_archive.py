@@ -148,7 +148,8 @@ MEMBERS = st.builds(member, NAMES, st.sampled_from([DIRECTORY, FILE, FILE, SYMLI
 @given(members=st.lists(MEMBERS, max_size=8))
 @settings(deadline=None, max_examples=300)
 def test_no_archive_reaches_outside(tmp_path_factory: pytest.TempPathFactory, members: list[tarfile.TarInfo]) -> None:
-    """All that passes is unpacked; afterwards every link leads within, and what lay outside is as it was."""
+    """What is admitted is unpacked, or the archive is refused (a hard link to a broken link, say); either way every link
+    leads within afterwards, and what lay outside is as it was."""
     sandbox = tmp_path_factory.mktemp("sandbox", numbered=True)
     for name in "abc":
         (sandbox / name).write_text("outside")
@@ -160,7 +161,8 @@ def test_no_archive_reaches_outside(tmp_path_factory: pytest.TempPathFactory, me
         except ArchiveError:
             continue
     env = write(sandbox / "env.tar", *admitted, mode="w")
-    unpack(env, sandbox / "out")
+    with contextlib.suppress(ArchiveError):
+        unpack(env, sandbox / "out")
     out = os.path.realpath(sandbox / "out")
     for folder, directories, files in os.walk(out):
         for name in directories + files:
