@@ -259,8 +259,8 @@ class Answering:
 
 
 def _count_response(version: ModelVersion, pending: Pending, response: Response, now: int) -> None:
-    failed, empty = response.error is not None, response.final and not response.outputs
-    version.recorder.responded(pending.responses, now - pending.responded_ns, failed, empty)
+    failed = response.error is not None
+    version.recorder.responded(pending.responses, now - pending.responded_ns, failed, response.flag_only)
     pending.responses += 1
     pending.responded_ns = now
 

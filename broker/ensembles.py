@@ -247,7 +247,9 @@ class Ensembles:
         parameters = _parameters(_mark(pending.request, values.values())) if values else {}
         if final:
             self._over(flow)
-        response = Response(pending.request.id, outputs, lease, None, parameters, final, final and self._retains(flow))
+        retained = final and self._retains(flow)
+        flag_only = final and not values and version.checker.signature.decoupled
+        response = Response(pending.request.id, outputs, lease, None, parameters, final, retained, flag_only)
         return self._asker.respond(version, pending, response, ORIGIN, frames, now)
 
     def _fail(self, flow: Flow, error: ServingError, now: int) -> list[Action]:

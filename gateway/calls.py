@@ -57,7 +57,18 @@ class OutputTensor(NamedTuple):
 class Reply:
     """One response. ``release`` must be called once the outputs have been read; calling it again is harmless."""
 
-    __slots__ = ("_bus", "_lease", "_origin", "error", "final", "outputs", "parameters", "request_id", "signature")
+    __slots__ = (
+        "_bus",
+        "_lease",
+        "_origin",
+        "error",
+        "final",
+        "flag_only",
+        "outputs",
+        "parameters",
+        "request_id",
+        "signature",
+    )
 
     def __init__(
         self,
@@ -67,26 +78,22 @@ class Reply:
         parameters: Parameters,
         error: ServingError | None,
         final: bool,
+        flag_only: bool,
         bus: Bus,
         origin: str,
         lease: int,
     ) -> None:
+        """``flag_only``: no response, only the news that a decoupled model has sent its last one before."""
         self.signature = signature
         self.request_id = request_id
         self.outputs = outputs
         self.parameters = parameters
         self.error = error
         self.final = final
+        self.flag_only = flag_only
         self._bus = bus
         self._origin = origin
         self._lease = lease
-
-    @property
-    def flag_only(self) -> bool:
-        """No response: only the news that a decoupled model's last one has been sent before."""
-        return (
-            self.final and self.signature.decoupled and not self.outputs and not self.parameters and self.error is None
-        )
 
     def release(self) -> None:
         lease = self._lease

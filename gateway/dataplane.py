@@ -103,6 +103,7 @@ class _ReplySink:
             response.parameters,
             error,
             response.final,
+            response.flag_only,
             self.plane.bus,
             origin,
             response.lease,

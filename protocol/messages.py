@@ -67,6 +67,7 @@ class Response(NamedTuple):
     parameters: Parameters = {}
     final: bool = True
     retained: bool = False  # the model still holds views of the inputs: their lease ends with Results.released
+    flag_only: bool = False  # no response, only the news that a decoupled model has sent its last one before
 
 
 # --- broker to stub ---------------------------------------------------------------------------------------------

@@ -82,12 +82,13 @@ def _response(
     parameters: Dict[str, Any],
     final: bool,
     retained: bool,
+    flag_only: bool,
 ) -> messages.Response:
     _expect(int, request, lease)
-    _expect(bool, final, retained)
+    _expect(bool, final, retained, flag_only)
     _expect_parameters(parameters)
     tensors = [_tensor(*tensor) for tensor in outputs]
-    return messages.Response(request, tensors, lease, _error(error), parameters, final, retained)
+    return messages.Response(request, tensors, lease, _error(error), parameters, final, retained, flag_only)
 
 
 def _error(error: Optional[Tuple[int, str]]) -> Optional[Tuple[int, str]]:

@@ -147,4 +147,4 @@ def cancelled(request: int) -> messages.Response:
 
 def no_more(request: int) -> messages.Response:
     """The final flag alone."""
-    return messages.Response(request, [])
+    return messages.Response(request, [], flag_only=True)

@@ -140,8 +140,8 @@ class _Printer:
             if _QUIT in response.error[1]:
                 _Interrupt.happened = True
                 return
-        elif response.final and not response.outputs and self._model.signature.decoupled:
-            return  # the final flag alone
+        elif response.flag_only:
+            return
         name = self._names.get(response.request, "")
         print(response_text(self._model.signature, name, response, frames, not self._full), flush=True)
 

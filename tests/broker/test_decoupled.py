@@ -82,7 +82,9 @@ def test_responses_count_by_their_place_among_those_to_a_request(bench):
         bench.executed(key)
         bench.now += 5
         bench.results(key, responses=[Response(request, [tensor], final=False)])
-        bench.results(key, responses=[Response(request, [], error=(1, "bad"), final=False), Response(request, [])])
+        bench.results(
+            key, responses=[Response(request, [], error=(1, "bad"), final=False), Response(request, [], flag_only=True)]
+        )
     (row,) = [statistics(one) for one in bench.core.registry]
     first, second, third = row.response_stats
     assert (first.index, first.success, first.compute_infer) == (0, Duration(2, 10), Duration(2, 10))

@@ -46,7 +46,6 @@ _LOST = "2.51 loses an error among streamed responses of a called model, and the
 _ALONE = "2.51 sometimes dies, or never answers, when a model brings files without a configuration"
 _FAILED_LATE = "2.51 may die when a batch fails in which a request was answered already"
 _NO_END = "2.51 tells no client that a response whose flag comes later was the last one"
-_EMPTY = "not yet: ours takes a final response without outputs for the flag alone"
 _NO_FIGURES = "2.51's Python backend counts no responses"
 _VANISHED = "in 2.51 what a coroutine raises in decoupled mode reaches nobody"
 _KIND = "2.51 answers every error of a model with 400 here; HEAD, and ours, with the status of its kind"
@@ -182,26 +181,6 @@ SENDERS = {
             "later, send, send 2, final, return None",
         )
     },
-    "decoupled: empty final, return None": Difference(_EMPTY, ({"code": "OK", "responses": []}, _OK)),
-    "decoupled, empty final wanted: empty final, return None": Difference(
-        _EMPTY,
-        (
-            {
-                "code": "OK",
-                "responses": [
-                    {
-                        "infer_response": {
-                            "model_name": "scripted_decoupled",
-                            "id": "mine",
-                            "parameters": {"triton_final_response": {"bool_param": True}},
-                        }
-                    }
-                ],
-            },
-            _OK,
-        ),
-    ),
-    "generate_stream decoupled: empty final, return None": Difference(_EMPTY, ({"status": 200, "body": ""}, _OK)),
     **kinds(
         {
             "error, error final, return None": 404,

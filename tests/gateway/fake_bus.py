@@ -59,7 +59,9 @@ class Submitted:
         wanted = self.request.outputs
         lease, refs = self.bus.place([row for row in outputs or [] if not wanted or row[0] in wanted])
         failure = None if error is None else (int(error.kind), str(error))
-        self.sink.on_response(Response(self.request.id, refs, lease, failure, parameters or {}, final), "stub", ())
+        flag_only = outputs is None and error is None and parameters is None and final
+        response = Response(self.request.id, refs, lease, failure, parameters or {}, final, False, flag_only)
+        self.sink.on_response(response, "stub", ())
 
     def echo(self, final: bool = True, parameters: Parameters | None = None) -> None:
         outputs = [(output_name(name), *rest) for name, *rest in self.inputs()]

@@ -148,7 +148,7 @@ def write(
     max_batch_size: int = 0,
 ) -> InferAnswer:
     model = TWO._replace(max_batch_size=max_batch_size)
-    return write_reply(Reply(model, request_id, outputs, parameters or {}, None, True, bus, "stub", 0), header)
+    return write_reply(Reply(model, request_id, outputs, parameters or {}, None, True, False, bus, "stub", 0), header)
 
 
 def test_a_json_reply(bus: FakeBus) -> None:

@@ -148,8 +148,8 @@ MEMBERS = st.builds(member, NAMES, st.sampled_from([DIRECTORY, FILE, FILE, SYMLI
 @given(members=st.lists(MEMBERS, max_size=8))
 @settings(deadline=None, max_examples=300)
 def test_no_archive_reaches_outside(tmp_path_factory: pytest.TempPathFactory, members: list[tarfile.TarInfo]) -> None:
-    """What is admitted is unpacked, or the archive is refused (a hard link to a broken link, say); either way every link
-    leads within afterwards, and what lay outside is as it was."""
+    """What is admitted is unpacked, or the archive refused (for a hard link to a broken link, say); either way every
+    link leads within afterwards, and what lay outside is as it was."""
     sandbox = tmp_path_factory.mktemp("sandbox", numbered=True)
     for name in "abc":
         (sandbox / name).write_text("outside")
