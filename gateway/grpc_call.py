@@ -1,8 +1,8 @@
 """The two kinds of calls, between the messages of one stream of HTTP/2 and the service. No socket, no HTTP/2.
 
-A call is fed through ``incoming`` and ``half_close``, both of which raise the error that is to end it, and asked for
-what it has to send whenever it has called ``on_ready``: ``next`` until that gives None, then ``ended`` and ``error``.
-``cancel`` ends it from outside; it is harmless where the call has ended.
+A call is fed by ``receive``, with each message that its ``incoming`` has made of the stream, and by ``half_close``; both
+raise the error that is to end it. It is asked for what it has to send whenever it has called ``on_ready``: ``next``
+until that gives None, then ``ended`` and ``error``. ``cancel`` ends it from outside, and is harmless where it has ended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Call(Protocol):
     @property
     def error(self) -> ServingError | None: ...
 
+    def receive(self, message: Buffer) -> None: ...
+
     def half_close(self) -> None: ...
 
     def next(self) -> Message | None: ...
@@ -37,8 +39,20 @@ class Call(Protocol):
 class UnaryCall:
     """One message, one answer. What a client sends after its message is ignored."""
 
+    __slots__ = (
+        "_asked",
+        "_cancel",
+        "_message",
+        "_method",
+        "_on_ready",
+        "_over",
+        "_service",
+        "error",
+        "incoming",
+    )
+
     def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
-        self.incoming = Incoming(self._on_message, head.encoding, memory)
+        self.incoming = Incoming(head.encoding, memory)
         self.error: ServingError | None = None
         self._service = service
         self._method = head.path
@@ -52,7 +66,7 @@ class UnaryCall:
     def ended(self) -> bool:
         return self._over and self._message is None
 
-    def _on_message(self, message: Buffer) -> None:
+    def receive(self, message: Buffer) -> None:
         if self._asked:
             return
         self._asked = True
@@ -69,6 +83,7 @@ class UnaryCall:
         if self._over:  # by cancelling a question that cannot be taken back
             return
         self._over = True
+        self._cancel = None
         if isinstance(answer, ServingError):
             self.error = answer
         else:
@@ -86,6 +101,7 @@ class UnaryCall:
             message.release()
         if self._cancel is not None:
             self._cancel()
+            self._cancel = None
 
 
 class StreamCall:
@@ -93,7 +109,8 @@ class StreamCall:
 
     def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
         self._stream = stream = service.stream(head.metadata, on_ready)
-        self.incoming = Incoming(stream.feed, head.encoding, memory)
+        self.incoming = Incoming(head.encoding, memory)
+        self.receive = stream.feed
         self.next = stream.next
         self.cancel = stream.cancel
 

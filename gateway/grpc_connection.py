@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 from typing import cast
@@ -25,7 +25,7 @@ from gateway.grpc_head import (
     trailers,
     trailers_only,
 )
-from gateway.grpc_message import Memory
+from gateway.grpc_message import Buffer, Memory
 from gateway.grpc_outgoing import Outgoing, Release
 from gateway.grpc_service import INFER, STREAM, GrpcService
 from gateway.http2.connection import Data, Event, Http2Connection, Request
@@ -112,13 +112,14 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if self._http2.waiting_nbytes > _UNSENT_NBYTES and self._blocked:
             self._paused = True
             self._transport.pause_reading()
-        self._flush()
+        if self._waiting or self._http2.waiting_nbytes:
+            self._flush()
 
     def _received_directly(self, room: memoryview, call: Call, nbytes: int) -> None:
         http2 = self._http2
         stream, taken = http2.payload_of, min(nbytes, http2.rest)
         behind = bytes(room[taken:nbytes])
-        self._feed(stream, partial(call.incoming.filled, taken))
+        self._feed(stream, call, call.incoming.filled(taken), ended=False)
         self._on_events(http2.received(taken))
         if behind:
             self._on_events(http2.receive(behind, monotonic()))
@@ -165,7 +166,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if head.timeout_s is not None:
             open.timer = self._loop.call_later(head.timeout_s, self._on_deadline, id)
         if request.ended:
-            self._feed(id, call.half_close)
+            self._feed(id, call, (), ended=True)
 
     def _make(self, head: Head, on_ready: Callable[[], None]) -> Call | None:
         if head.path == STREAM:
@@ -176,17 +177,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _on_data(self, event: Data) -> None:
         open = self._calls.get(event.stream)
-        if open is None:
-            return
-        call = open.call
-        if len(event.data):
-            self._feed(event.stream, partial(call.incoming.feed, event.data))
-        if event.ended and event.stream in self._calls:
-            self._feed(event.stream, call.half_close)
+        if open is not None:
+            messages = open.call.incoming.feed(event.data) if len(event.data) else ()
+            self._feed(event.stream, open.call, messages, event.ended)
 
-    def _feed(self, id: int, feed: Callable[[], None]) -> None:
+    def _feed(self, id: int, call: Call, messages: Iterable[Buffer], ended: bool) -> None:
         try:
-            feed()
+            for message in messages:
+                call.receive(message)
+            if ended:
+                call.half_close()
         except (ServingError, GrpcError) as error:
             self._end(id, error)
         except Exception as error:

@@ -4,14 +4,14 @@
 
 A small message is collected as it comes. A large one gets memory of its own, of which pages exist only once they are
 written, so that a client costs what it sends, not what it announces; ``room`` is where the rest may be received.
-Whoever is given a message must be done with it when it returns: the memory serves the next one.
+Whoever is given a message must be done with it when asking for the next: its memory serves that one.
 """
 
 from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -80,13 +80,14 @@ class Memory:
 
 
 class Incoming:
-    """``feed`` calls ``on_message`` for each message, in order. It raises GrpcError or InternalError where the bytes
-    are no message; nothing may be fed after that."""
+    """``feed`` and ``filled`` give the messages that are complete now, in order; each is valid until the next one is
+    asked for. They raise GrpcError or InternalError where the bytes are no message; nothing may be fed after that."""
 
-    def __init__(self, on_message: Callable[[Buffer], None], encoding: bytes, memory: Memory) -> None:
-        self._on_message = on_message
-        self._memory = memory
+    __slots__ = ("_begun", "_compressed", "_encoding", "_large", "_memory", "_nbytes", "_room")
+
+    def __init__(self, encoding: bytes, memory: Memory) -> None:
         self._encoding = encoding
+        self._memory = memory
         self._begun = bytearray()  # of a prefix or a small message
         self._nbytes = -1  # of the message under way; -1 in a prefix
         self._compressed = 0
@@ -103,47 +104,55 @@ class Incoming:
         """The unfilled end of a large message."""
         return self._room
 
-    def filled(self, nbytes: int) -> None:
-        """So many bytes have been put at the start of ``room``. May raise as ``feed``."""
+    def filled(self, nbytes: int) -> Iterator[Buffer]:
+        """So many bytes have been put at the start of ``room``."""
         assert self._room is not None and self._large is not None
         self._room = self._room[nbytes:]
         if not self._room:
             message, self._large, self._room = self._large, None, None
-            self._complete(message)
+            yield self._complete(message)
             self._memory.give_back(message)
 
-    def feed(self, data: Buffer) -> None:
+    def feed(self, data: Buffer) -> Iterator[Buffer]:
+        position, end = 0, len(data)
+        if not self._begun and self._nbytes < 0:  # mostly one whole message comes at once
+            position = yield from self._whole(data)
         view = memoryview(data)
-        while len(view):
+        while position < end:
             if self._room is not None:
-                nbytes = min(len(self._room), len(view))
-                self._room[:nbytes] = view[:nbytes]
-                self.filled(nbytes)
+                nbytes = min(len(self._room), end - position)
+                self._room[:nbytes] = view[position : position + nbytes]
+                yield from self.filled(nbytes)
+                position += nbytes
             else:
-                nbytes = self._feed_small(view)
-            view = view[nbytes:]
+                wanted = PREFIX.size if self._nbytes < 0 else self._nbytes
+                begun = len(self._begun)
+                self._begun += view[position : position + wanted - begun]
+                position += len(self._begun) - begun
+                if len(self._begun) == wanted:
+                    yield from self._end_of_part()
 
-    def _feed_small(self, view: memoryview) -> int:
-        """How many bytes were taken: those of a prefix, of a small message, or of both if they came together."""
-        if self._nbytes < 0 and not self._begun and len(view) >= PREFIX.size:
-            self._announce(*PREFIX.unpack_from(view))
-            end = PREFIX.size + self._nbytes
-            if end > len(view) or self._room is not None:
-                return PREFIX.size
-            self._complete(bytes(view[PREFIX.size : end]))
-            return end
-        wanted = PREFIX.size if self._nbytes < 0 else self._nbytes
-        nbytes = min(wanted - len(self._begun), len(view))
-        self._begun += view[:nbytes]
-        if len(self._begun) == wanted:
-            begun, self._begun = bytes(self._begun), bytearray()
-            if self._nbytes >= 0:
-                self._complete(begun)
-            else:
-                self._announce(*PREFIX.unpack(begun))
-                if not self._nbytes:
-                    self._complete(b"")
-        return nbytes
+    def _whole(self, data: Buffer) -> Generator[Buffer, None, int]:
+        """The small messages that ``data`` begins with, and how many bytes they take."""
+        position, end = 0, len(data)
+        while end - position >= PREFIX.size:
+            compressed, nbytes = PREFIX.unpack_from(data, position)
+            if nbytes >= LARGE_NBYTES or end - position < PREFIX.size + nbytes:
+                break
+            self._announce(compressed, nbytes)
+            position += PREFIX.size + nbytes
+            yield self._complete(bytes(data[position - nbytes : position]))
+        return position
+
+    def _end_of_part(self) -> Iterator[Buffer]:
+        """A prefix or a small message is complete."""
+        part, self._begun = bytes(self._begun), bytearray()
+        if self._nbytes >= 0:
+            yield self._complete(part)
+            return
+        self._announce(*PREFIX.unpack(part))
+        if not self._nbytes:
+            yield self._complete(b"")
 
     def _announce(self, compressed: int, nbytes: int) -> None:
         if nbytes > MAX_NBYTES:
@@ -154,11 +163,11 @@ class Incoming:
         if nbytes >= LARGE_NBYTES:
             self._large = self._room = self._memory.take(nbytes)
 
-    def _complete(self, message: Buffer) -> None:
+    def _complete(self, message: Buffer) -> Buffer:
         self._nbytes = -1
         if self._compressed and len(message):  # some clients flag what they had nothing to compress of
-            message = _inflated(message, _WINDOW_BITS[self._encoding])
-        self._on_message(message)
+            return _inflated(message, _WINDOW_BITS[self._encoding])
+        return message
 
 
 def _inflated(data: Buffer, window_bits: int) -> bytes:

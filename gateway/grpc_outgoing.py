@@ -14,6 +14,8 @@ Release = Callable[[], None]
 class Outgoing:
     """Invariant: ``_pieces`` is the rest of one message, and ``_release`` what it asks for at its end."""
 
+    __slots__ = ("_call", "_in_message", "_pieces", "_release")
+
     def __init__(self, call: Call) -> None:
         self._call = call
         self._pieces: deque[Buffer] = deque()

@@ -512,6 +512,11 @@ class Http2Connection:
         assert nbytes <= self.capacity(id)
         stream.sent_less -= nbytes
         self._window -= nbytes
+        if nbytes <= self._max_frame:
+            self._write(frames.head(nbytes, DATA, 0, id))
+            self._out += buffers
+            self._out_nbytes += nbytes
+            return
         for part, size in parts(buffers, nbytes, self._max_frame):
             self._write(frames.head(size, DATA, 0, id))
             self._out += part
@@ -574,8 +579,6 @@ class Http2Connection:
 
 def parts(buffers: Sequence[Buffer], nbytes: int, largest: int) -> list[tuple[list[Buffer], int]]:
     """Buffers of ``nbytes`` in all, cut into parts of ``largest`` bytes at most, and the parts' sizes."""
-    if nbytes <= largest:
-        return [(list(buffers), nbytes)]
     result: list[tuple[list[Buffer], int]] = []
     part: list[Buffer] = []
     room = largest

@@ -27,7 +27,13 @@ class Receiver:
     def __init__(self, encoding: bytes = b"identity") -> None:
         self.messages: list[bytes] = []
         self.memory = Memory()
-        self.incoming = Incoming(lambda message: self.messages.append(bytes(message)), encoding, self.memory)
+        self.incoming = Incoming(encoding, self.memory)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        self.messages += map(bytes, self.incoming.feed(data))
+
+    def filled(self, nbytes: int) -> None:
+        self.messages += map(bytes, self.incoming.filled(nbytes))
 
 
 SIZES = st.sampled_from([0, 1, 5, 100, LARGE_NBYTES - 1, LARGE_NBYTES, LARGE_NBYTES + 9])
@@ -41,7 +47,7 @@ def test_messages_come_whole_and_in_order(sizes: list[int], cuts: list[int]) -> 
     number = 0
     while rest:
         cut = [*cuts, 200_000][number % (len(cuts) + 1)]
-        receiver.incoming.feed(memoryview(rest)[:cut])
+        receiver.feed(memoryview(rest)[:cut])
         rest = rest[cut:]
         number += 1
     assert receiver.messages == messages
@@ -51,13 +57,13 @@ def test_messages_come_whole_and_in_order(sizes: list[int], cuts: list[int]) -> 
 def test_a_large_message_may_be_put_in_its_place() -> None:
     receiver = Receiver()
     message = bytes(range(256)) * 512
-    receiver.incoming.feed(framed(message)[:1005])
+    receiver.feed(framed(message)[:1005])
     room = receiver.incoming.room
     assert room is not None and len(room) == len(message) - 1000
     room[:] = message[1000:]
-    receiver.incoming.filled(500)
+    receiver.filled(500)
     assert not receiver.messages
-    receiver.incoming.filled(len(room) - 500)
+    receiver.filled(len(room) - 500)
     assert receiver.messages == [message]
     assert receiver.incoming.room is None
 
@@ -66,13 +72,13 @@ def test_a_large_message_may_be_put_in_its_place() -> None:
 @pytest.mark.parametrize("nbytes", [0, 10, 10_000_000])
 def test_compressed_and_plain_messages_mix(encoding: bytes, window_bits: int, nbytes: int) -> None:
     receiver = Receiver(encoding)
-    receiver.incoming.feed(framed(compress(bytes(nbytes), window_bits), 1) + framed(b"plain"))
+    receiver.feed(framed(compress(bytes(nbytes), window_bits), 1) + framed(b"plain"))
     assert receiver.messages == [bytes(nbytes), b"plain"]
 
 
 def test_an_empty_message_needs_no_compression() -> None:
     receiver = Receiver(b"gzip")
-    receiver.incoming.feed(framed(b"", 1))
+    receiver.feed(framed(b"", 1))
     assert receiver.messages == [b""]
 
 
@@ -88,7 +94,7 @@ def test_an_empty_message_needs_no_compression() -> None:
 )
 def test_what_is_no_message_is_refused(encoding: bytes, sent: bytes, code: int, text: str) -> None:
     with pytest.raises((GrpcError, InternalError)) as caught:
-        Receiver(encoding).incoming.feed(sent)
+        Receiver(encoding).feed(sent)
     error: Any = caught.value
     assert getattr(error, "code", 13) == code
     assert text in str(error)
@@ -97,7 +103,7 @@ def test_what_is_no_message_is_refused(encoding: bytes, sent: bytes, code: int, 
 def test_the_memory_of_an_announced_message_is_not_taken_at_once() -> None:
     receivers = [Receiver() for _ in range(50)]
     for receiver in receivers:
-        receiver.incoming.feed(PREFIX.pack(0, 1 << 30))
+        receiver.feed(PREFIX.pack(0, 1 << 30))
 
 
 def test_small_pieces_are_joined_and_released_and_large_ones_wait() -> None:
