@@ -1,8 +1,8 @@
 """The two kinds of calls, between the messages of one stream of HTTP/2 and the service. No socket, no HTTP/2.
 
-A call is fed by ``receive``, with each message that its ``incoming`` has made of the stream, and by ``half_close``; both
-raise the error that is to end it. It is asked for what it has to send whenever it has called ``on_ready``: ``next``
-until that gives None, then ``ended`` and ``error``. ``cancel`` ends it from outside, and is harmless where it has ended.
+A call is fed by ``receive``, with each message that its ``incoming`` has made of the stream, and by ``half_close``.
+Both raise the error that is to end it. It is asked for what it has to send when it has called ``on_ready``:
+``next`` until that gives None, then ``ended`` and ``error``. ``cancel`` ends it from outside, and is harmless later.
 """
 
 from __future__ import annotations
