@@ -17,6 +17,8 @@ import itertools
 import json
 import os
 import platform
+import posixpath
+import re
 import shutil
 import sys
 import threading
@@ -42,6 +44,7 @@ log = structlog.get_logger()
 _SUPPLIED = {"numpy": ("numpy", "1.23"), "zmq": ("pyzmq", "25"), "msgpack": ("msgpack", "1.0")}
 _NEEDS = "the environment of a model needs numpy, pyzmq and msgpack"
 _REPORT = str(Path(stub.__file__).parent / "interpreter_report.py")
+_PLACE = re.compile(r"""\w+://[^\s'"`]+|(?<![\w.])/[^\s'"`:,;)]+""")
 _QUIET = {"NO_COLOR": "1", "PIP_PROGRESS_BAR": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 _REPORT_TIMEOUT_S = 60.0
 _BUILD_TIMEOUT_S = 3600.0
@@ -86,7 +89,10 @@ class Environments:
             python = _python(prefix)
             report = await _report(python, prefix)
             packages = await self._supplied(python, report)
-        except (ArchiveError, ToolFailed, NoInstaller) as error:
+        except ToolFailed as error:
+            log.error("an environment cannot be prepared", cause=str(error))
+            raise InternalError(f"{env.asked_by}: {_without_places(str(error))}") from error
+        except (ArchiveError, NoInstaller) as error:
             raise InternalError(f"{env.asked_by}: {_shown(str(error))}") from error
         except OSError as error:
             log.error("an environment cannot be prepared", cause=str(error))  # with the path, which is the operator's
@@ -219,6 +225,11 @@ def _wished_version(path: Path) -> str:
 def _shown(text: str) -> str:
     """Names in an archive need not be UTF-8; what clients are told must."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _without_places(text: str) -> str:
+    """What a tool says is for the author; where this host has its files and packages is not for clients."""
+    return _PLACE.sub(lambda place: ".../" + posixpath.basename(place[0].rstrip("/")), _shown(text))
 
 
 def _advice(error: OSError) -> str:

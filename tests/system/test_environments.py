@@ -243,6 +243,8 @@ def test_requirements_that_cannot_be_met_fail_their_model_alone(
     reason = server.index()["bad:1"]["reason"]
     assert "requirements.txt of model 'bad': the environment cannot be built" in reason
     assert "this-is-not-there.whl" in reason
+    assert str(tmp_path) not in reason
+    assert str(tmp_path) in server.text().split("an environment cannot be prepared")[1]
 
 
 def test_the_server_ends_while_an_environment_is_being_built(
