@@ -4,6 +4,9 @@ At first that is the main thread alone: idle it waits for work, and inside ``exe
 asks; so an answer takes no way round through another thread. The first time that another thread, or a coroutine, needs
 an answer, a thread of our own takes over for good, since the main thread may be busy with the model for as long as it
 likes; from then on the main thread is woken for its work like all others.
+
+What threads are made of is taken from ``_thread`` before the model is there: gevent, which a model may well have patch
+``threading``, would make the reader a part of the very thread that waits for it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import math
 import threading
 import time
+from _thread import LockType, allocate_lock, get_ident, start_new_thread
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from .channel import Channel, Received
@@ -25,7 +29,7 @@ _GLANCE_NS = 1_000_000  # between two looks at the socket by a model that comput
 
 class _Waiter(NamedTuple):
     done: Done
-    permit: threading.Lock  # the waiting thread has taken it, and blocks on it until somebody lets go of it
+    permit: LockType  # the waiting thread has taken it, and blocks on it until somebody lets go of it
     is_main: bool
 
 
@@ -39,7 +43,7 @@ class Bus:
         self._channel = channel
         self._main = main or threading.main_thread().ident
         self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
-        self._reader: Optional[threading.Thread] = None
+        self._reader = False  # a thread of our own
         self._is_reading = False  # the main thread, in ``wait``
         self._switching = threading.Lock()
         self._waiters: List[_Waiter] = []
@@ -66,11 +70,11 @@ class Bus:
         Raises ProtocolError and Closed.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        if threading.get_ident() != self._main:
+        if get_ident() != self._main:
             self.read_in_background()
             return self._be_woken(done, deadline, False)
         self.before_wait()
-        if self._reader is None:
+        if not self._reader:
             found = self._read_until(done, deadline)
             if found is not None:
                 return found
@@ -82,7 +86,7 @@ class Bus:
         if now_ns < self._next_glance_ns or not self.is_ours:
             return
         self._next_glance_ns = now_ns + _GLANCE_NS
-        if self._reader is None and self._reading.acquire(blocking=False):
+        if not self._reader and self._reading.acquire(blocking=False):
             try:
                 while self._handle(self._channel.receive_now()):
                     pass
@@ -96,17 +100,16 @@ class Bus:
         for waiter in self._waiters[:]:
             if waiter.is_main:
                 _let_go(waiter.permit)
-        if self._reader is None and self._is_reading:  # else it asks when it comes to wait
+        if not self._reader and self._is_reading:  # else it asks when it comes to wait
             self._channel.wake()
 
     def read_in_background(self) -> None:
         """From now on a thread of our own reads."""
-        if self._reader is None:
+        if not self._reader:
             with self._switching:
-                if self._reader is None:
-                    reader = threading.Thread(target=self._read, name="tensorbus reader", daemon=True)
-                    reader.start()
-                    self._reader = reader
+                if not self._reader:
+                    start_new_thread(self._read, ())
+                    self._reader = True
             self._channel.wake()
 
     def _read(self) -> None:
@@ -120,11 +123,11 @@ class Bus:
     def _read_until(self, done: Done, deadline: float) -> Optional[bool]:
         """None if another thread reads from now on."""
         while not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or has just begun to read
-            if self._reader is not None:
+            if self._reader:
                 return None
         outer, self._is_reading = self._is_reading, True
         try:
-            while self._reader is None:
+            while not self._reader:
                 if self._fault is not None:
                     raise self._fault
                 if done():
@@ -139,7 +142,7 @@ class Bus:
             self._reading.release()
 
     def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
-        waiter = _Waiter(done, threading.Lock(), is_main)
+        waiter = _Waiter(done, allocate_lock(), is_main)
         waiter.permit.acquire()
         self._waiters.append(waiter)
         try:
@@ -174,6 +177,6 @@ class Bus:
         self._channel.wake()
 
 
-def _let_go(permit: threading.Lock) -> None:
+def _let_go(permit: LockType) -> None:
     with contextlib.suppress(RuntimeError):  # somebody has
         permit.release()
