@@ -177,7 +177,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _on_data(self, event: Data) -> None:
         open = self._calls.get(event.stream)
-        if open is not None:
+        if open is not None and (event.ended or not open.call.incoming.put(event.data)):
             messages = open.call.incoming.feed(event.data) if len(event.data) else ()
             self._feed(event.stream, open.call, messages, event.ended)
 

@@ -104,6 +104,16 @@ class Incoming:
         """The unfilled end of a large message."""
         return self._room
 
+    def put(self, data: Buffer) -> bool:
+        """``feed`` for what a large message is in the middle of, which gives none yet. False: it is not."""
+        nbytes = len(data)
+        room = self._room
+        if room is None or nbytes >= len(room):
+            return False
+        room[:nbytes] = data
+        self._room = room[nbytes:]
+        return True
+
     def filled(self, nbytes: int) -> Iterator[Buffer]:
         """So many bytes have been put at the start of ``room``."""
         assert self._room is not None and self._large is not None

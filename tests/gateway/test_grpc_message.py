@@ -30,7 +30,8 @@ class Receiver:
         self.incoming = Incoming(encoding, self.memory)
 
     def feed(self, data: bytes | memoryview) -> None:
-        self.messages += map(bytes, self.incoming.feed(data))
+        if not self.incoming.put(data):
+            self.messages += map(bytes, self.incoming.feed(data))
 
     def filled(self, nbytes: int) -> None:
         self.messages += map(bytes, self.incoming.filled(nbytes))
