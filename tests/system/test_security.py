@@ -542,14 +542,13 @@ def test_names_of_clients_make_no_metrics(server: Server) -> None:
 
 
 def test_labels_of_odd_models_are_escaped(repository: Repository, start: Start) -> None:
-    odd = 'we"ird\\na me\u00e9'
-    repository.add(odd)
+    odd, tag = "a na me,\u00e9=", 'we"ird\\na\nlabel'
+    tags = 'metric_tags { key: "team" value: "we\\"ird\\\\na\\nlabel" }'
+    repository.add(odd, config=CONFIG % 1 + tags)
     server = start()
     text = "\n".join(server.exposition()) + "\n"
-    models = {
-        sample.labels.get("model") for family in text_string_to_metric_families(text) for sample in family.samples
-    }
-    assert odd in models
+    labels = [sample.labels for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {(one["model"], one["_team"]) for one in labels if "model" in one} == {(odd, tag)}
 
 
 def test_nothing_is_unpickled(repository: Repository, start: Start, tmp_path: Path) -> None:
