@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test check bench
+.PHONY: install run test test-servers test-parts check bench
 
 install: $(INSTALLED)
 
@@ -31,8 +31,15 @@ run: $(INSTALLED)
 	@echo "$$TRY"
 	@exec $(BIN)/tensorbus serve --model-repository examples/models
 
+# Half of the time goes into the tests of whole servers: both halves at once, on two cores.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	@$(MAKE) --no-print-directory --output-sync=line --jobs=2 test-servers test-parts
+
+test-servers: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system
+
+test-parts: $(INSTALLED)
+	$(BIN)/python -m pytest -q --ignore=tests/system
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
