@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from datetime import datetime
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from .arguments import incompatible, text_argument
 from .pybind_enum import PybindEnum
@@ -67,7 +67,7 @@ class Logger:
     ERROR = _LogLevel.ERROR
     VERBOSE = _LogLevel.VERBOSE
 
-    def __new__(cls) -> NoReturn:
+    def __new__(cls) -> Logger:
         raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
 
     @staticmethod
