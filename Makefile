@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-servers test-parts check bench
+.PHONY: install run test test-one-half test-other-half check bench
 
 install: $(INSTALLED)
 
@@ -31,15 +31,15 @@ run: $(INSTALLED)
 	@echo "$$TRY"
 	@exec $(BIN)/tensorbus serve --model-repository examples/models
 
-# Half of the time goes into the tests of whole servers: both halves at once, on two cores.
+# Most of the time goes into the tests of whole servers, much of it into waiting: two halves at once, on two cores.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=line --jobs=2 test-servers test-parts
+	@$(MAKE) --no-print-directory --output-sync=line --jobs=2 test-one-half test-other-half
 
-test-servers: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/system
+test-one-half: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system/test_[a-k]*.py
 
-test-parts: $(INSTALLED)
-	$(BIN)/python -m pytest -q --ignore=tests/system
+test-other-half: $(INSTALLED)
+	$(BIN)/python -m pytest -q --ignore-glob='tests/system/test_[a-k]*.py'
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
