@@ -275,7 +275,7 @@ class Connection:
         with self._lock:
             if self.calls is None:
                 key = "{}/{}-{}".format(self._key, os.getpid(), secrets.token_hex(4))
-                channel = Channel(self._address, key)
+                channel = Channel(self._address, key, _lifeline(self.pid))
                 self.calls = Calls(Bus(channel), flushes=True)
                 self._close_at_exit(self.calls, channel)
             return self.calls
@@ -292,6 +292,16 @@ class Connection:
         multiprocessing = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None:
             multiprocessing.Finalize(None, close, exitpriority=0)
+
+
+def _lifeline(pid: int) -> Optional[int]:
+    """Readable once the stub is dead: then the broker has forgotten us, and no answer comes. Raises NotServing."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise NotServing from None
 
 
 _connection = Connection()

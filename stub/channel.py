@@ -39,7 +39,9 @@ class Channel:
     A process that the model forks must not touch it: ``is_ours`` is False there.
     """
 
-    def __init__(self, bus: str, key: str) -> None:
+    def __init__(self, bus: str, key: str, lifeline: Optional[int] = None) -> None:
+        """``lifeline`` is a descriptor, from now on the channel's, that becomes readable when nobody will answer."""
+        self._lifeline = lifeline
         self._generation = forks.generation
         self._wake_read, self._wake_write = os.pipe()
         self._context = zmq.Context()
@@ -57,6 +59,8 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(self._wake_read, select.POLLIN)
+        if lifeline is not None:
+            self._poll.register(lifeline, select.POLLIN)
 
     @property
     def is_ours(self) -> bool:
@@ -98,8 +102,8 @@ class Channel:
 
         -1 waits for ever. Raises ProtocolError and Closed.
         """
-        if _thread._count():
-            return self._receive_among_threads(timeout_ms)
+        if _thread._count() or self._lifeline is not None:
+            return self._receive_polled(timeout_ms)
         with self._lock:
             if timeout_ms != self._timeout_ms:
                 self._socket.set(_RCVTIMEO, timeout_ms)
@@ -134,8 +138,9 @@ class Channel:
 
     def __del__(self) -> None:
         """Not before: nothing may write to a descriptor that is another's by then."""
-        for fd in (self._wake_read, self._wake_write):
-            os.close(fd)
+        for fd in (self._wake_read, self._wake_write, self._lifeline):
+            if fd is not None:
+                os.close(fd)
 
     def _has_message(self) -> bool:
         return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
@@ -147,11 +152,14 @@ class Channel:
             frames.append(self._socket.recv(copy=False).buffer)
         return Received(codec.decode(header), frames)
 
-    def _receive_among_threads(self, timeout_ms: int) -> Optional[Received]:
+    def _receive_polled(self, timeout_ms: int) -> Optional[Received]:
         received = self.receive_now()
         if received is None and timeout_ms:
-            if (self._wake_read, select.POLLIN) in self._poll.poll(None if timeout_ms < 0 else timeout_ms):
+            ready = [fd for fd, _ in self._poll.poll(None if timeout_ms < 0 else timeout_ms)]
+            if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
             received = self.receive_now()
+            if received is None and self._lifeline in ready:
+                raise Closed
         return received

@@ -1,6 +1,9 @@
 """What models ask of the broker, from wherever they like: real stub processes, the broker is a bare ROUTER."""
 
+import time
+
 import numpy
+import psutil
 import pytest
 
 from protocol.codec import decode_from_stub, encode_to_stub
@@ -225,8 +228,20 @@ def test_forked_processes_have_a_connection_of_their_own(broker, model, start):
         broker.router.send_multipart([key, encode_to_stub(answered), data])
     assert broker.values(one(broker.receive())) == [3, 4]
     broker.execute(broker.request(0)[0])  # the stub itself is as it was
-    key, header, *_ = broker.router.recv_multipart()
-    assert key.decode() != broker.key
+    waiting = {forked_pid(broker) for _ in range(2)}
+    broker.end_stub()
+    deadline = time.monotonic() + DEADLINE_S
+    while any(map(psutil.pid_exists, waiting)):
+        assert time.monotonic() < deadline, "they wait for answers that nobody will send"
+        time.sleep(0.01)
+
+
+def forked_pid(broker) -> int:
+    """Of the process that has sent the next message."""
+    key, *_ = broker.router.recv_multipart()
+    stub, _, rest = key.decode().partition("/")
+    assert stub == broker.key
+    return int(rest.partition("-")[0])
 
 
 # --- cancellation -----------------------------------------------------------------------------------------------
