@@ -57,6 +57,7 @@ class Call:
         self._waking: List[Callable[[], None]] = []
         self._dropped = False
         self._complete = False
+        self._lost = False
         self._inputs = _memory.placer.place([self._outgoing(tensor) for tensor in inputs])
         # Much quicker than _replace.
         message = messages.Request(0, request.model, request.version, self._inputs.references, *request[4:])
@@ -68,7 +69,7 @@ class Call:
 
         try:
             borrowed.tell_much()
-            self._number = calls.call(make, self._on_answer)
+            self._number = calls.call(make, self)
         except calls.NotServing:
             self._end_inputs()
             raise TritonModelException(not_now) from None
@@ -107,11 +108,12 @@ class Call:
 
         loop = asyncio.get_running_loop()
         while not done():
+            if self._lost:
+                raise TritonModelException(not_now)
             woken: asyncio.Future[None] = loop.create_future()
             self._waking.append(lambda woken=woken: _wake(loop, woken))  # type: ignore[misc]
-            if done():  # since we asked
-                return
-            await woken
+            if not done() and not self._lost:  # since we asked
+                await woken
 
     def cancel(self) -> None:
         """Answers still come, in the end that it was cancelled."""
@@ -136,7 +138,7 @@ class Call:
 
     # --- in the thread that reads the bus
 
-    def _on_answer(self, answered: messages.Answered, frames: List[memoryview]) -> None:
+    def on_answer(self, answered: messages.Answered, frames: List[memoryview]) -> None:
         self._answers.append((answered, frames))
         if answered.response.final:
             self._complete = True
@@ -146,6 +148,13 @@ class Call:
                 self._end_inputs()
         if self._dropped:
             self._discard()
+        self._wake_all()
+
+    def on_lost(self) -> None:
+        self._lost = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         waking, self._waking = self._waking, []
         for wake in waking:
             wake()

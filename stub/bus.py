@@ -40,6 +40,7 @@ class Bus:
         """``main`` is the thread that executes, if it is not the process's main thread."""
         self.handlers: Dict[type, Handler] = {}
         self.before_wait: Callable[[], None] = lambda: None  # of the main thread
+        self.on_fault: Callable[[], None] = lambda: None  # in whichever thread reads; nothing will be read any more
         self._channel = channel
         self._main = main or threading.main_thread().ident
         self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
@@ -54,6 +55,10 @@ class Bus:
     def is_ours(self) -> bool:
         """False in a process that the model has forked."""
         return self._channel.is_ours
+
+    @property
+    def is_broken(self) -> bool:
+        return self._fault is not None
 
     def send(self, message: messages.ToBroker, frames: Sequence[Union[bytes, memoryview]] = ()) -> None:
         """From any thread. Raises Closed."""
@@ -175,6 +180,7 @@ class Bus:
         for waiter in self._waiters[:]:
             _let_go(waiter.permit)
         self._channel.wake()
+        self.on_fault()
 
 
 def _let_go(permit: LockType) -> None:

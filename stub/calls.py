@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import deque
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 from .closed import Closed
 from .shared import errors, messages
@@ -26,7 +26,16 @@ if TYPE_CHECKING:  # unit tests of models need no ZeroMQ
     from .channel import Channel
 
 Frames = Sequence[Union[bytes, memoryview]]
-OnAnswer = Callable[[messages.Answered, List[memoryview]], None]
+
+
+class Caller(Protocol):
+    """Is told in whichever thread reads the bus: must not block, nor hold a lock that somebody holds while sending."""
+
+    def on_answer(self, answered: messages.Answered, frames: List[memoryview]) -> None:
+        """For each answer, the final one last."""
+
+    def on_lost(self) -> None:
+        """No more will come."""
 
 
 class NotServing(Exception):
@@ -67,13 +76,12 @@ def ask(make: Callable[[int], messages.ToBroker]) -> messages.Told:
     return _calls().ask(make)
 
 
-def call(make: Callable[[int], Tuple[messages.Call, Frames]], on_answer: OnAnswer) -> int:
+def call(make: Callable[[int], Tuple[messages.Call, Frames]], caller: Caller) -> int:
     """Sends the Call, with its inline inputs, that ``make`` makes of a fresh number; returns that number.
 
-    ``on_answer`` is called for each Answered and its frames, the final one last, in whichever thread reads the bus: it
-    must not block, nor hold a lock that somebody holds while sending. Raises NotServing.
+    Raises NotServing.
     """
-    return _calls().call(make, on_answer)
+    return _calls().call(make, caller)
 
 
 def cancel(number: int) -> None:
@@ -114,7 +122,7 @@ def drop_metric(is_family: bool, number: int) -> None:
 
 
 class Calls:
-    """Invariant: a number is in ``_asked`` or ``_on_answer`` from before its message leaves until its last answer."""
+    """Invariant: a number is in ``_asked`` or ``_callers`` from before its message leaves until its last answer."""
 
     def __init__(self, bus: Bus, flushes: bool = False) -> None:
         """``flushes``: there is nobody else here to tell what was read."""
@@ -123,12 +131,13 @@ class Calls:
         self._flushes = flushes
         self._numbers = itertools.count(1)
         self._asked: Dict[int, List[messages.Told]] = {}
-        self._on_answer: Dict[int, OnAnswer] = {}
+        self._callers: Dict[int, Caller] = {}
         self._read: Deque[Tuple[str, int]] = deque()
         self._dropped: Deque[Tuple[bool, int]] = deque()
         bus.handlers[messages.Told] = self._told
         bus.handlers[messages.Answered] = self._answered
         bus.handlers[messages.Returned] = self._returned
+        bus.on_fault = self._lost
 
     @property
     def has_read(self) -> bool:
@@ -167,21 +176,23 @@ class Calls:
             del self._asked[number]
         return told[0]
 
-    def call(self, make: Callable[[int], Tuple[messages.Call, Frames]], on_answer: OnAnswer) -> int:
+    def call(self, make: Callable[[int], Tuple[messages.Call, Frames]], caller: Caller) -> int:
         number = next(self._numbers)
         message, frames = make(number)
         if not _will_wait():
             self._bus.read_in_background()
-        self._on_answer[number] = on_answer
+        self._callers[number] = caller
         try:
+            if self._bus.is_broken:
+                raise NotServing
             self._send(message, frames)
         except NotServing:
-            del self._on_answer[number]
+            self._callers.pop(number, None)
             raise
         return number
 
     def cancel(self, number: int) -> None:
-        if number in self._on_answer:
+        if number in self._callers:
             self._send(messages.CancelCall(messages.CANCEL_CALL, number))
 
     def wait(self, done: Callable[[], object], timeout_s: Optional[float] = None) -> bool:
@@ -223,12 +234,17 @@ class Calls:
             asked.append(told)
 
     def _answered(self, answered: messages.Answered, frames: List[memoryview]) -> None:
-        on_answer = self._on_answer.get(answered.call)
-        if on_answer is None:
+        caller = self._callers.get(answered.call)
+        if caller is None:
             raise errors.ProtocolError("answer to call {}, which is not open".format(answered.call))
         if answered.response.final:
-            del self._on_answer[answered.call]
-        on_answer(answered, frames)
+            del self._callers[answered.call]
+        caller.on_answer(answered, frames)
+
+    def _lost(self) -> None:
+        while self._callers:
+            _, caller = self._callers.popitem()
+            caller.on_lost()
 
     def _returned(self, returned: messages.Returned, frames: List[memoryview]) -> None:
         for number in returned.calls:

@@ -228,7 +228,33 @@ def test_forked_processes_have_a_connection_of_their_own(broker, model, start):
         broker.router.send_multipart([key, encode_to_stub(answered), data])
     assert broker.values(one(broker.receive())) == [3, 4]
     broker.execute(broker.request(0)[0])  # the stub itself is as it was
-    waiting = {forked_pid(broker) for _ in range(2)}
+    expect_end(broker, {forked_pid(broker) for _ in range(2)})
+
+
+FORKED_COROUTINE = """
+    def answer(self, array):
+        async def call():
+            request = pb_utils.InferenceRequest(inputs=[], model_name="other", requested_output_names=[])
+            if array[0]:
+                async for response in await request.async_exec(decoupled=True):
+                    pass
+            await request.async_exec()
+        child = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(call()))
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.parametrize("decoupled", [0, 1])
+def test_a_coroutine_of_a_forked_process_does_not_outlive_the_stub(broker, model, start, decoupled):
+    start()
+    broker.serve(model(FORKED_COROUTINE, "import asyncio, multiprocessing" + ECHO))
+    broker.execute(broker.request(decoupled)[0])
+    expect_end(broker, {forked_pid(broker)})
+
+
+def expect_end(broker, waiting: set[int]) -> None:
+    """Once the stub is dead."""
     broker.end_stub()
     deadline = time.monotonic() + DEADLINE_S
     while any(map(psutil.pid_exists, waiting)):
