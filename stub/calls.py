@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import mmap
 import os
 import secrets
 import sys
@@ -59,7 +60,7 @@ executing: ContextVar[Executing] = ContextVar("tensorbus_executing", default=_EL
 
 def serving() -> bool:
     """Whether calls to other models are legal: from Ready to Finish, in forked processes too."""
-    return _connection.serving
+    return bool(_connection.serving[0])
 
 
 def forked() -> bool:
@@ -265,7 +266,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.calls: Optional[Calls] = None
-        self.serving = False
+        self.serving: Union[bytearray, mmap.mmap] = bytearray(1)  # or memory that forked processes see change, too
         self.pid = 0  # of the stub
         self._address = self._key = ""
         self._lock = threading.Lock()
@@ -273,6 +274,7 @@ class Connection:
     def begin(self, calls: Calls, address: str, key: str) -> None:
         """Once, in a stub that is to serve."""
         self.calls, self._address, self._key = calls, address, key
+        self.serving = mmap.mmap(-1, 1)
         self.pid = os.getpid()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -333,4 +335,4 @@ def begin(calls: Calls, address: str, key: str) -> None:
 
 
 def set_serving(serving: bool) -> None:
-    _connection.serving = serving
+    _connection.serving[0] = serving

@@ -11,6 +11,7 @@ from protocol.messages import (
     ANSWERED,
     CANCEL,
     EXECUTE,
+    FINISH,
     TOLD,
     Answered,
     Batch,
@@ -19,6 +20,7 @@ from protocol.messages import (
     Control,
     Execute,
     Failed,
+    Finish,
     Ready,
     Response,
     Results,
@@ -251,6 +253,34 @@ def test_a_coroutine_of_a_forked_process_does_not_outlive_the_stub(broker, model
     broker.serve(model(FORKED_COROUTINE, "import asyncio, multiprocessing" + ECHO))
     broker.execute(broker.request(decoupled)[0])
     expect_end(broker, {forked_pid(broker)})
+
+
+EARLY_POOL = """
+    def initialize(self, args):
+        self.pool = multiprocessing.get_context("fork").Pool(1)
+        try:
+            self.pool.apply(call, ["3"])
+        except pb_utils.TritonModelException as refused:
+            self.refused = str(refused)
+    def answer(self, array):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([self.pool.apply(call, ["3"])], np.float32))])
+    def finalize(self):
+        self.pool.terminate()
+        pb_utils.Logger.log_info(self.refused)
+"""
+
+
+def test_processes_that_were_forked_before_the_model_was_ready_call_once_it_is(broker, model, start):
+    start()
+    broker.serve(model(EARLY_POOL, CALL + ECHO))
+    broker.execute(broker.request(0)[0])
+    key, header, *_ = broker.router.recv_multipart()
+    tensor = TensorRef("OUT", "FP32", (1,), 0)
+    answered = Answered(ANSWERED, decode_from_stub(header).call, Response(0, [tensor]), "other")
+    broker.router.send_multipart([key, encode_to_stub(answered), numpy.float32(5).tobytes()])
+    assert broker.values(one(broker.receive())) == [5]
+    broker.send(Finish(FINISH))
+    assert broker.wait_for_log().text == "BLS is only supported during the 'execute' function."
 
 
 def expect_end(broker, waiting: set[int]) -> None:
