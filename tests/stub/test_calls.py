@@ -263,7 +263,8 @@ EARLY_POOL = """
         except pb_utils.TritonModelException as refused:
             self.refused = str(refused)
     def answer(self, array):
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([self.pool.apply(call, ["3"])], np.float32))])
+        found = [self.pool.apply(call, ["3"])]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(found, np.float32))])
     def finalize(self):
         self.pool.terminate()
         pb_utils.Logger.log_info(self.refused)
