@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from broker.config_steps import complete, make_plan, step_models
 from broker.ensemble import Part, Plan
-from broker.events import LoadModel
+from broker.load_lines import LoadLine
 from broker.model import UNLOADED, Generation, VersionSource, VersionState
 from broker.registry import Registry
 from protocol.errors import InvalidArgument, ServingError
 from protocol.signature import Signature
-
-
-class LoadLine:
-    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
-    waits in between, as ``sources``, for its models."""
-
-    __slots__ = ("generation", "model", "orders", "poll", "sources")
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.orders: deque[LoadModel] = deque()
-        self.poll = 0
-        self.generation: Generation | None = None
-        self.sources: list[VersionSource] = []
-
-    @property
-    def models(self) -> set[str]:
-        """Those that the ensemble waits for."""
-        return {model for source in self.sources for model, _ in step_models(source.config)}
-
-
-@dataclass(frozen=True)
-class ForEnsemble:
-    """Asks for the models of an ensemble; it will find out by itself how that went."""
-
-    ensemble: str
-
-    def __call__(self, error: ServingError | None) -> None:
-        pass
 
 
 def put_together(sources: list[VersionSource], plans: list[Plan], now: int) -> Generation:

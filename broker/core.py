@@ -1,8 +1,9 @@
 """Every decision of the broker: events in, actions out. No socket, clock, thread, file or await.
 
-This file says who decides what: requests.py brings a request to an instance, answering.py its answers back. control.py
-loads and unloads, by startup.py; recovery.py is for what becomes of a dead instance, time_limits.py for one that hangs,
-readiness.py for models that are asked whether they are ready, custom_metrics.py for their metrics.
+This file says who decides what: requests.py brings a request to an instance, answering.py its answers back. asked.py
+is told to load and unload, control.py does, by startup.py and serving.py; recovery.py is for what becomes of a dead
+instance, time_limits.py for one that hangs, readiness.py for models that are asked whether they are ready,
+custom_metrics.py for their metrics.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.answering import Answering, breach
+from broker.asked import Asked
 from broker.control import ModelControl
 from broker.custom_metrics import MetricsOfModels
 from broker.events import (
@@ -36,6 +38,7 @@ from broker.events import (
     UnloadModel,
 )
 from broker.instance import IllegalTransition, Instance, InstanceEvent
+from broker.load_lines import LoadLines
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames
 from broker.readiness import Readiness
@@ -44,6 +47,7 @@ from broker.registry import Registry
 from broker.releases import Releases
 from broker.requests import Requests
 from broker.roster import Roster
+from broker.serving import Serving
 from broker.settings import BrokerSettings
 from broker.startup import Startup, end_processes
 from broker.time_limits import TimeLimits
@@ -95,14 +99,11 @@ class Core:
             lambda *settled: self._control.settled(*settled),
         )
         self._recovery = Recovery(settings, self._roster, self._answering)
-        self._control = ModelControl(
-            settings,
-            self.registry,
-            self._roster,
-            recorder,
-            self._startup,
-            self.readiness.ask,
-            self._answering.lends,
+        self._serving = Serving(settings, self.registry, recorder, self._startup, self._answering.lends)
+        lines = LoadLines(self._roster)
+        self._control = ModelControl(self.registry, self._startup, self._serving, lines)
+        self._asked = Asked(
+            settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
         )
         self._metrics = MetricsOfModels(recorder.custom, self._roster)
         self._on_event: dict[type, Callable[[Any, int], list[Action]]] = {
@@ -112,14 +113,14 @@ class Core:
             StubSaid: self._stub_said,
             StubDied: self._stub_died,
             LoadModels: self._control.load_all,
-            LoadModel: self._control.load,
-            Reload: self._control.reload,
+            LoadModel: self._asked.load,
+            Reload: self._asked.reload,
             Polled: self._control.polled,
-            UnloadModel: self._control.unload,
+            UnloadModel: self._asked.unload,
             DeadlinePassed: self._deadline_passed,
             Prepared: self._startup.prepared,
             AskedReady: self._asked_ready,
-            StartServing: self._control.start,
+            StartServing: self._asked.start,
             StopServing: self._stop_serving,
         }
         self._on_message = self._message_table()
@@ -133,7 +134,7 @@ class Core:
             NewMetric: self._metrics.asked,
             UpdateMetric: self._metrics.asked,
             DropMetrics: self._metrics.dropped,
-            Control: self._control.said,
+            Control: self._asked.said,
             IsReady: lambda key, message, frames, now: self.readiness.said(key, message, now),
             Log: self._log,
             Goodbye: self._goodbye,
@@ -196,7 +197,8 @@ class Core:
         self._metrics.died(event.key)
         self._releases.take(instance)
         self._requests.touch(version)
-        actions = self._instance_died(version, instance, event, now)
+        actions = self._answering.lost(version, event.key, event.error(instance.spec.name), now)
+        actions += self._instance_died(version, instance, event, now)
         calls, ended = self._answering.caller_died(event.key, instance, now)
         for call in calls:
             actions += self._requests.cancel(call.request.id, now)
@@ -218,7 +220,7 @@ class Core:
 
     def _stop_serving(self, event: StopServing, now: int) -> list[Action]:
         self._requests.stopping = True  # dispatch does the rest
-        return self._control.stop(now)
+        return self._asked.stop(now)
 
     def _finish_idle(self) -> list[Action]:
         """While stopping: once nothing is in flight, for it might call any model, all are told to finalize."""
@@ -238,7 +240,7 @@ class Core:
             self._requests.next_deadline(),
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
-            self._control.next_deadline(),
+            self._serving.next_deadline(),
             self._limits.next_deadline(),
         )
         return min((at for at in deadlines if at is not None), default=None)

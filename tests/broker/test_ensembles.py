@@ -240,7 +240,7 @@ def test_the_figures_of_an_ensemble_are_the_sums_over_its_steps(bench):
 def test_a_model_that_leaves_waits_for_the_requests_that_are_still_to_come_to_it(bench):
     request = bench.submit("e")
     bench.turn()
-    bench.core._control._withdraw("b")
+    bench.core._serving.unload("b")
     bench.turn()
     assert [one.name for one in bench.core.registry.serving()] == ["a"]
     answer(bench, bench.a, output())

@@ -1,0 +1,110 @@
+"""The loads that are asked for, model by model, and which of them wait for which.
+
+Loads of one model come one after the other. A load may be asked for by a model that is itself being loaded, in its
+``initialize``, or for the sake of an ensemble: then the load of the asker waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.config_steps import step_models
+from broker.events import Action, Asker, Done, LoadModel, Send, StubAsker
+from broker.instance import Instance
+from broker.model import Generation, ModelVersion, VersionSource, VersionState
+from broker.roster import Roster
+from protocol.errors import InvalidArgument, ServingError
+from protocol.messages import TOLD, Told
+
+NOT_READY = "Server not ready"
+
+
+class LoadLine:
+    """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
+    waits in between, as ``sources``, for its models."""
+
+    __slots__ = ("generation", "model", "orders", "poll", "sources")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.orders: deque[LoadModel] = deque()
+        self.poll = 0
+        self.generation: Generation | None = None
+        self.sources: list[VersionSource] = []
+
+    @property
+    def models(self) -> set[str]:
+        """Those that the ensemble waits for."""
+        return {model for source in self.sources for model, _ in step_models(source.config)}
+
+
+@dataclass(frozen=True)
+class ForEnsemble:
+    """Asks for the models of an ensemble; it will find out by itself how that went."""
+
+    ensemble: str
+
+    def __call__(self, error: ServingError | None) -> None:
+        pass
+
+
+class LoadLines(dict[str, LoadLine]):
+    """By model; a model without a load has no line."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self._roster = roster
+
+    def asking(self, asker: Asker | StubAsker) -> tuple[ModelVersion, Instance] | None:
+        return self._roster.serving(asker.key) if isinstance(asker, StubAsker) else None
+
+    def held_up(self, asker: Asker | StubAsker) -> str:
+        """The model whose load waits for what is asked, "" if none does."""
+        if isinstance(asker, ForEnsemble):
+            return asker.ensemble
+        found = self.asking(asker)
+        return found[0].name if found is not None and found[0].state is VersionState.LOADING else ""
+
+    def refuse_circle(self, event: LoadModel) -> None:
+        """A model that loads another one in ``initialize`` cannot be waited for by that one's load."""
+        waiting = self.held_up(event.asker)
+        reached, ahead = set(), [event.model]
+        while waiting and ahead:
+            model = ahead.pop()
+            if model == waiting:
+                raise InvalidArgument(f"the load of model '{event.model}' would wait for itself")
+            if model not in reached:
+                reached.add(model)
+                ahead += [line_model for line_model, held in self._waits() if held == model]
+
+    def _waits(self) -> Iterator[tuple[str, str]]:
+        """Which model is waited for by the load of which other one."""
+        for model, line in self.items():
+            for order in line.orders:
+                yield model, self.held_up(order.asker)
+
+    def is_urgent(self, asker: Asker | StubAsker) -> bool:
+        """Whether a model that is itself loading, and has a place among those that may, waits for what is asked."""
+        reached: set[str] = set()
+        ahead = [asker]
+        while ahead:
+            one = ahead.pop()
+            if not isinstance(one, ForEnsemble):
+                if self.held_up(one):
+                    return True
+            elif one.ensemble not in reached:
+                reached.add(one.ensemble)
+                line = self.get(one.ensemble)
+                ahead += [order.asker for order in line.orders] if line is not None else []
+        return False
+
+
+def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
+    if not isinstance(asker, StubAsker):
+        return Done(asker, error)
+    if error is None:
+        return Send(asker.key, Told(TOLD, asker.call, None))
+    text = f"Failed to process the request for model '{asker.instance}', message: {error}"
+    return Send(asker.key, Told(TOLD, asker.call, (int(error.kind), text)))

@@ -1,0 +1,140 @@
+"""Which generation of each model serves, how the next one takes its place, and how one goes.
+
+    take_over: LOADING, all of it up -> READY; what it replaces drains
+    withdraw:  READY -> UNLOADING, and so for every ensemble that needs the model
+
+An ensemble that has gone with one of its models comes back with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from broker.assembly import models_of, only_for, sources_of
+from broker.draining import Draining
+from broker.events import Action, Say
+from broker.model import UNLOADED, Generation, ModelVersion, VersionSource, VersionState
+from broker.registry import Registry
+from broker.settings import BrokerSettings
+from broker.startup import Startup
+from metrics.recorder import Recorder
+from protocol.errors import ServingError
+
+
+class Serving:
+    """Invariant: all versions of a generation in here are READY, until the server stops."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        recorder: Recorder,
+        startup: Startup,
+        lends: Callable[[ModelVersion], bool],
+    ) -> None:
+        """``lends`` tells whether other models still look at outputs of a version."""
+        self._settings = settings
+        self._registry = registry
+        self._recorder = recorder
+        self._startup = startup
+        self._serving: dict[str, Generation] = {}
+        self._draining = Draining(settings, registry, recorder, lends)
+        self._lost: dict[str, list[VersionSource]] = {}  # ensembles that went with a model, and come back with it
+        self.refused: dict[str, ServingError] = {}  # ensembles whose last load failed, and why
+        self._by_name: set[str] = set()  # what somebody has asked for; other models were loaded for an ensemble
+
+    def get(self, model: str) -> Generation | None:
+        return self._serving.get(model)
+
+    def name(self, model: str) -> None:
+        """Somebody has asked for it by its name."""
+        self._by_name.add(model)
+
+    def is_unchanged(self, model: str, sources: list[VersionSource]) -> bool:
+        """Whether it serves what would be loaded. A configuration that came with a request stays until the files
+        change; files that did until the next load."""
+        serving = self._serving.get(model)
+        return serving is not None and not serving.private_directory and serving.fingerprint == sources[0].fingerprint
+
+    # --- coming -----------------------------------------------------------------------------------------------------
+
+    def take_over(self, generation: Generation, now: int) -> list[Action]:
+        model = generation.model
+        replaced = [row for row in self._registry.rows(model) if row.state is VersionState.READY]
+        for row in replaced:
+            row.accepts_until = now + self._settings.release_delay_ns
+            self._draining.drain(row)
+        for version in generation.versions:
+            version.state = VersionState.READY
+            self._registry.give_row(version)
+            self._recorder.add(version.recorder)
+        self._serving[model] = generation
+        self._lost.pop(model, None)
+        self.refused.pop(model, None)
+        self.forgive(model)
+        return [Say("info", f"successfully loaded '{model}'", {})]
+
+    def abandon(self, generation: Generation, now: int) -> list[Action]:
+        """One that does not come to serve."""
+        self._draining.end(generation.versions)
+        return self._startup.give_up(generation, now)
+
+    def forgive(self, model: str) -> None:
+        """That a load of it has failed is no complaint any more."""
+        self._registry.forget_failure(model)
+        for row in self._registry.rows(model):
+            if row.state is VersionState.UNAVAILABLE:
+                row.reason = UNLOADED
+
+    def ensembles_of(self, model: str) -> Iterator[tuple[str, list[VersionSource]]]:
+        """Those that serve with it, which has just come to serve, and those that have waited for others."""
+        serving = {name: sources_of(one) for name, one in self._serving.items() if model in models_of(one)}
+        yield from {**self._lost, **serving}.items()
+
+    # --- going ------------------------------------------------------------------------------------------------------
+
+    def going(self, model: str, with_dependents: bool) -> list[str]:
+        """The model, and with its dependents the models of an ensemble that nobody else needs."""
+        return [model, *only_for(model, self._serving, self._by_name)] if with_dependents else [model]
+
+    def unload(self, model: str) -> None:
+        self._lost.pop(model, None)
+        self._by_name.discard(model)
+        self._withdraw(model)
+
+    def refuse(self, model: str, sources: list[VersionSource], error: ServingError) -> None:
+        """An ensemble does not fit. As Triton, which gives it no row in the index. If it is the one that serves, which
+        its models do not fit any more, it serves no longer, until they do."""
+        serving = self._serving.get(model)
+        if serving is None or serving.versions[0].source is sources[0]:
+            self._withdraw(model)
+            self._lost[model] = sources
+            self.refused[model] = error
+            self._registry.add_name(model)
+
+    def _withdraw(self, model: str) -> None:
+        """It takes no new requests any more, and neither does an ensemble that needs it."""
+        for ensemble, generation in list(self._serving.items()):
+            if ensemble != model and model in models_of(generation):
+                self._lost[ensemble] = sources_of(generation)
+                self._withdraw(ensemble)
+        self._serving.pop(model, None)
+        for row in self._registry.rows(model):
+            row.accepts_until = 0
+            if row.state is VersionState.READY:
+                self._draining.drain(row)
+        self.forgive(model)
+
+    def leave(self, now: int) -> list[Action]:
+        """Whatever can go a step further does; at the end of every turn."""
+        return self._draining.leave(now) if self._draining else []
+
+    def next_deadline(self) -> int | None:
+        return self._draining.next_deadline()
+
+    def check(self, is_open: bool) -> None:
+        """Raises AssertionError if an invariant is broken; ``is_open`` until the server stops."""
+        for one in self._registry:
+            assert not is_open or one.state is not VersionState.UNLOADING or one in self._draining
+        for model, generation in self._serving.items():
+            assert not is_open or generation.serves(), model
