@@ -17,6 +17,7 @@ from broker.model import ModelVersion
 from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.releases import Releases
+from broker.response_order import Held
 from broker.roster import Roster
 from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
@@ -149,6 +150,9 @@ class Answering:
         if pending.whole is not None:
             return self.ensembles.answered(version, pending, response, origin, frames, now)
         if pending.caller is None:
+            if version.order is not None and pending.request.id in version.order:
+                passed = version.order.answered(Held(pending, response, origin, frames))
+                return [Answer(*one) for one in passed]
             return [Answer(pending, response, origin, frames)]
         actions, is_read = self.calls.answer(version, pending, response, origin, frames)
         if is_read and response.lease:
@@ -247,6 +251,14 @@ class Answering:
         for origin, lease in leases:
             actions += self.outputs_read(origin, lease, now)
         return calls, actions
+
+    def lost(self, version: ModelVersion, key: str, error: ServingError, now: int) -> list[Action]:
+        """The process is dead that has the outputs of responses whose turn has not come."""
+        actions: list[Action] = []
+        if version.order is not None:
+            for one in version.order.replace(key, (int(error.kind), str(error))):
+                actions += self.outputs_read(key, one.response.lease, now)
+        return actions
 
     def lends(self, version: ModelVersion) -> bool:
         """Whether models look at outputs of it, or steps of ensembles are to."""

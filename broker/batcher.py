@@ -2,8 +2,9 @@
 
 The rules are Triton's. Going through the queue in order, a batch grows until the next request does not fit: it would
 exceed the largest size, or its inputs differ in a way that a model cannot stack. The largest preferred size that was
-reached on the way leaves at once. A batch that cannot grow leaves as it is, and so does one whose oldest request has
-waited for the queue delay. Otherwise the instance waits. Requests are never split, and never concatenated by us.
+reached on the way leaves at once; if none was, what there is before the largest of them would be exceeded. A batch that
+cannot grow leaves as it is, and so does one whose oldest request has waited for the queue delay. Otherwise the instance
+waits. Requests are never split, and never concatenated by us.
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from broker.model_config import ModelConfig
-from broker.queue import Pending
+from broker.policy_queue import PolicyQueue
+from broker.queue import Pending, RequestQueue
+from broker.queue_policy import queue_policy
 from protocol.messages import Request
+
+# Why a batch is closed: it has a preferred size; no more fit; the next request has other shapes or other inputs; its
+# oldest request has waited for the queue delay; there is none.
+PREFERRED, FULL, SHAPE, DELAY, NO_DELAY = "preferred_size", "full", "shape", "delay", "no_delay"
+REASONS = (DELAY, FULL, NO_DELAY, PREFERRED, SHAPE)
 
 
 class Batching(NamedTuple):
@@ -37,48 +45,59 @@ def batching(config: ModelConfig) -> Batching:
     )
 
 
+def queue(config: ModelConfig) -> RequestQueue | PolicyQueue:
+    """For the requests of a model with dynamic batching."""
+    rules = config.message.dynamic_batching
+    default = queue_policy(rules.default_queue_policy)
+    if not rules.priority_levels and not default.delays:
+        return RequestQueue(default)
+    policies = {level: queue_policy(message) for level, message in rules.priority_queue_policy.items()}
+    return PolicyQueue(default, rules.priority_levels, rules.default_priority_level, policies)
+
+
 class Cut(NamedTuple):
     """So many of those who wait leave now, the first ones; if none do, look again at ``again_ns``."""
 
     requests: int
     again_ns: int = 0
+    why: str = ""
 
 
 def cut(waiting: Iterable[Pending], rules: Batching, now: int) -> Cut:
-    """``waiting`` are in the order of their arrival."""
-    size, count, preferred = 0, 0, 0
-    first: Pending | None = None
-    full = False
+    """``waiting`` are in the order in which they leave the queue."""
+    size, count, preferred, oldest_ns = 0, 0, 0, now
+    largest = max(rules.preferred, default=rules.max_size)
+    first: Request | None = None
+    why = ""
     for pending in waiting:
+        inferences = pending.batch_size or 1  # a client's own batch may be empty
         if first is None:
-            first = pending
-        elif size + _size(pending) > rules.max_size or not _stack(first.request, pending.request, rules):
-            full = True
-            break
-        size += _size(pending)
+            first = pending.request
+        else:
+            if not preferred and size + inferences > largest:
+                preferred = count
+            if size + inferences > rules.max_size:
+                why = FULL
+                break
+            if (rules.stacked or rules.optional) and _shapes(first, rules) != _shapes(pending.request, rules):
+                why = SHAPE
+                break
+        size += inferences
         count += 1
+        if pending.arrived_ns < oldest_ns:
+            oldest_ns = pending.arrived_ns
         if size in rules.preferred:
             preferred = count
     if first is None:
         return Cut(0)
-    late = first.arrived_ns + rules.delay_ns <= now
+    late = oldest_ns + rules.delay_ns <= now
     if preferred and not (late and rules.delay_ns):
-        return Cut(preferred)
-    if full or late or size >= max(rules.preferred, default=rules.max_size):
-        return Cut(count)
-    return Cut(0, first.arrived_ns + rules.delay_ns)
-
-
-def _size(pending: Pending) -> int:
-    """A client's own batch may be empty."""
-    return max(1, pending.batch_size)
-
-
-def _stack(one: Request, other: Request, rules: Batching) -> bool:
-    """Whether a model can make one array of both requests' inputs."""
-    if not rules.stacked and not rules.optional:
-        return True
-    return _shapes(one, rules) == _shapes(other, rules)
+        return Cut(preferred, why=FULL if preferred == count and size >= rules.max_size else PREFERRED)
+    if why or size >= largest:
+        return Cut(count, why=why or FULL)
+    if late:
+        return Cut(count, why=DELAY if rules.delay_ns else NO_DELAY)
+    return Cut(0, oldest_ns + rules.delay_ns)
 
 
 def _shapes(request: Request, rules: Batching) -> dict[str, tuple[int, ...]]:

@@ -23,7 +23,6 @@ from broker.model_config import (
     Scheduler,
     from_message,
 )
-from broker.proto import QueuePolicyMessage
 from protocol.errors import InvalidArgument, Unsupported
 
 _NOT_IN_NAMES = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
@@ -91,12 +90,7 @@ def _check_parameters(config: ModelConfig) -> None:
 
 def not_served(config: ModelConfig) -> list[str]:
     """What the configuration asks for and does not get yet; the model serves without it."""
-    batching = config.message.dynamic_batching
     asked = {
-        "dynamic_batching { priority_levels }": batching.priority_levels > 0,
-        "dynamic_batching { preserve_ordering }": batching.preserve_ordering,
-        "queue policy { timeout_action: DELAY }": batching.default_queue_policy.timeout_action
-        == QueuePolicyMessage.DELAY,
         "sequence_batching": config.scheduler is Scheduler.SEQUENCE and not config.iterative,
         "response_cache": config.response_cache,
         "model_warmup": len(config.message.model_warmup) > 0,

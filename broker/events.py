@@ -251,7 +251,7 @@ class Done(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Log. ``level`` is "info", "warning", "error" or "verbose"."""
+    """Log. ``level`` is "info", "warning", "error" or "debug"."""
 
     level: str
     event: str

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from broker.batcher import Batching, batching
+from broker.batcher import REASONS, Batching, batching, queue
 from broker.ensemble import Plan
 from broker.instance import Instance, InstanceState
-from broker.model_config import ModelConfig
+from broker.model_config import ModelConfig, Scheduler
+from broker.policy_queue import PolicyQueue
 from broker.queue import RequestQueue
-from broker.queue_policy import QueuePolicy, queue_policy
+from broker.response_order import ResponseOrder
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
 from protocol.interpreters import Interpreter
@@ -63,17 +64,18 @@ class ModelVersion:
     __slots__ = (
         "_batching",
         "_checker",
-        "_queue_policy",
         "accepts_until",
         "config",
         "configuring",
         "expected",
         "flows",
         "generation",
+        "held_back",
         "instances",
         "interpreter",
         "is_up",
         "load_started_ns",
+        "order",
         "plan",
         "queue",
         "reason",
@@ -94,7 +96,9 @@ class ModelVersion:
         self.configuring: str | None = None  # key of the process that runs auto_complete_config
         self.instances: list[Instance] = []
         self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
-        self.queue = RequestQueue()
+        self.queue: RequestQueue | PolicyQueue = RequestQueue()
+        self.order: ResponseOrder | None = None
+        self.held_back = 0  # until so many wait, none is given to an instance; for tests that need exact batches
         self.plan: Plan | None = None  # of an ensemble, which has no instances
         self.flows = 0  # requests that run through it, of an ensemble
         self.expected = 0  # requests to ensembles that may still come to it
@@ -107,7 +111,6 @@ class ModelVersion:
         self.sequences = 0  # of iterative requests, so far
         self._checker: Checker | None = None
         self._batching: Batching | None = None
-        self._queue_policy: QueuePolicy | None = None
 
     @property
     def name(self) -> str:
@@ -132,12 +135,14 @@ class ModelVersion:
             self._batching = batching(self.config)
         return self._batching
 
-    @property
-    def queue_policy(self) -> QueuePolicy:
-        """Of a READY version."""
-        if self._queue_policy is None:
-            self._queue_policy = queue_policy(self.config)
-        return self._queue_policy
+    def schedule(self, hold_back: int) -> None:
+        """Its configuration is complete."""
+        if self.config.scheduler is Scheduler.DYNAMIC:
+            self.queue = queue(self.config)
+            self.held_back = hold_back
+            self.recorder.closed = dict.fromkeys(REASONS, 0)
+            if self.config.message.dynamic_batching.preserve_ordering:
+                self.order = ResponseOrder()
 
     def batch_size(self, request: Request) -> int:
         """The inferences that a (checked) request counts for."""
@@ -165,6 +170,8 @@ class ModelVersion:
 
     def check(self) -> None:
         self.queue.check()
+        if self.order is not None:
+            self.order.check()
         for instance in self.instances:
             instance.check()
         assert self.state is not VersionState.READY or self.signature is not None

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from broker.queue_policy import ANYTHING, QueuePolicy
 from protocol.messages import Request, Response
 
 Frames = Sequence[memoryview | bytes]
@@ -87,11 +88,15 @@ class Pending:
 class RequestQueue:
     """A FIFO that forgets cancelled requests. A cancelled one keeps its place until it is reached."""
 
-    __slots__ = ("_cancelled", "_queue")
+    __slots__ = ("_cancelled", "_policy", "_queue", "limited", "timed")
 
-    def __init__(self) -> None:
+    def __init__(self, policy: QueuePolicy = ANYTHING) -> None:
+        """Of a ``policy`` that rejects."""
         self._queue: deque[Pending] = deque()
         self._cancelled = 0
+        self._policy = policy
+        self.limited = policy.max_size > 0  # ``is_full`` may be True
+        self.timed = policy.default_timeout_us > 0  # ``timeout_ns`` may be more than 0
 
     def __len__(self) -> int:
         return len(self._queue) - self._cancelled
@@ -99,6 +104,19 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Pending]:
         """Those who wait, in the order of ``pop``."""
         return (pending for pending in self._queue if not pending.cancelled)
+
+    def is_full(self, request: Request) -> bool:
+        """Whether there is no room for ``request``."""
+        return 0 < self._policy.max_size <= len(self)
+
+    def timeout_ns(self, request: Request) -> int:
+        """How long it may wait; 0: for ever."""
+        return self._policy.timeout_ns(request)
+
+    def expire(self, pending: Pending) -> bool:
+        """The time of one that waits here is up: whether it is to be rejected, and out of the queue then."""
+        self.cancel(pending)
+        return True
 
     def push(self, pending: Pending) -> None:
         self._queue.append(pending)

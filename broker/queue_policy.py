@@ -1,11 +1,10 @@
-"""How many requests of a model may wait, and for how long: the default queue policy of dynamic batching."""
+"""How many requests of a model may wait, and for how long: the queue policies of dynamic batching."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.model_config import ModelConfig, Scheduler
-from broker.proto import QueuePolicyMessage
+from broker.proto import Message, QueuePolicyMessage
 from protocol.messages import Request
 
 
@@ -13,6 +12,7 @@ class QueuePolicy(NamedTuple):
     max_size: int = 0  # 0: any number
     default_timeout_us: int = 0  # 0: for ever
     allow_override: bool = False
+    delays: bool = False  # who has waited for too long is served after the others, instead of rejected
 
     def timeout_ns(self, request: Request) -> int:
         """0: for ever. A request may ask for less than the default, if that is allowed; without one it asks in vain."""
@@ -22,11 +22,14 @@ class QueuePolicy(NamedTuple):
         return timeout_us * 1000
 
 
-def queue_policy(config: ModelConfig) -> QueuePolicy:
-    if config.scheduler is not Scheduler.DYNAMIC:
-        return QueuePolicy()
-    policy = config.message.dynamic_batching.default_queue_policy
-    rejects = policy.timeout_action == QueuePolicyMessage.REJECT
+ANYTHING = QueuePolicy()
+
+
+def queue_policy(message: Message) -> QueuePolicy:
+    """Of a ModelQueuePolicy."""
     return QueuePolicy(
-        policy.max_queue_size, policy.default_timeout_microseconds if rejects else 0, policy.allow_timeout_override
+        message.max_queue_size,
+        message.default_timeout_microseconds,
+        message.allow_timeout_override,
+        message.timeout_action == QueuePolicyMessage.DELAY,
     )

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from broker.answering import Answering, refusal
 from broker.calls import call_failed, not_ready
 from broker.deadlock import is_stuck
-from broker.events import Action, Answer, Send, Submitted
+from broker.events import Action, Answer, Say, Send, Submitted
 from broker.instance import Dispatched, Instance, not_healthy
 from broker.iterative import begin
 from broker.model import ModelVersion
@@ -84,6 +84,13 @@ class Requests:
         """A model's own request; it comes while the server stops, too, or what is in flight could not be finished."""
         target = self._asked_before(message)
         if target is None:
+        """Raises Unavailable if too many wait, of whatever model. What models call and what ensembles lead to belongs to
+        requests that were taken, and is: it could not be refused without losing work."""
+            named = f" for model '{model}'" if model else ""
+            raise Unavailable(
+                f"requests wait in this server, which takes none{named} beyond --max-queued-requests={limit}"
+            )
+
             return self._open(key, message, frames, now)
         self._early_calls.add((key, message.call))
         return self._ask_ready(target, now, partial(self._open_if_ready, key, message, frames))
@@ -126,7 +133,8 @@ class Requests:
         return self._enqueue(version, pending, now)
 
     def _enqueue(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
-        if self._is_full(version):
+        queue = version.queue
+        if queue.limited and queue.is_full(pending.request):
             id = pending.request.request_id or "<id_unknown>"
             full = refusal(pending.request.id, Unavailable(f"[request id: {id}] Exceeds maximum queue size"))
             return self._answering.answer(version, pending, full, "", (), now)
@@ -138,14 +146,14 @@ class Requests:
             return self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
         if version.config.iterative:
             begin(version, pending)
-        timeout_ns = version.queue_policy.timeout_ns(pending.request)
-        if timeout_ns:
-            heappush(self._timeouts, (pending.arrived_ns + timeout_ns, pending.request.id))
+        if queue.timed:
+            timeout_ns = queue.timeout_ns(pending.request)
+            if timeout_ns:
+                heappush(self._timeouts, (pending.arrived_ns + timeout_ns, pending.request.id))
+        if version.order is not None and pending.sink is not None:
+            version.order.join(pending)
         self._queue(version, pending)
         return []
-
-    def _is_full(self, version: ModelVersion) -> bool:
-        return 0 < version.queue_policy.max_size <= len(version.queue)
 
     def touch(self, version: ModelVersion) -> None:
         """Its instances may be able to take work now: look at the end of the turn."""
@@ -203,7 +211,7 @@ class Requests:
             if not version.queue:
                 continue
             assignments, again_ns = assign(version, self._settings, now)
-            for instance, batches in assignments:
+            for instance, batches, why in assignments:
                 actions.append(self._execute(version, instance, batches, now))
             if again_ns:
                 self._again[version] = again_ns
@@ -214,6 +222,10 @@ class Requests:
                 actions += self._queue_steps(now)
         return actions
 
+                if why:
+                    version.recorder.batch_closed(why)
+                    if self._settings.explains():
+                        actions.append(_explanation(version, instance, batches[0], why, now))
     def _queue_steps(self, now: int) -> list[Action]:
         """What ensembles want done since the last turn; of some steps it is known at once that they fail."""
         ensembles = self._answering.ensembles
@@ -301,7 +313,9 @@ class Requests:
             found = self._answering.living.get(heappop(self._timeouts)[1])
             if found is not None and not found[1].holder:
                 version, pending = found
-                version.queue.cancel(pending)
+                if not version.queue.expire(pending):
+                    self.touch(version)  # others come before it now
+                    continue
                 version.recorder.dequeued()
                 expired = Unavailable("Request timeout expired")
                 actions += self._answering.fail(version, pending, expired, now, REJECTED)
@@ -325,6 +339,20 @@ def _all_unwanted(pendings: Iterable[Pending]) -> bool:
 
 
 def rebase(pending: Pending, frames: list[memoryview | bytes]) -> Request:
+def _explanation(version: ModelVersion, instance: Instance, batch: list[Pending], why: str, now: int) -> Say:
+    fields = {
+        "model": version.name,
+        "version": version.version,
+        "instance": instance.spec.name,
+        "requests": len(batch),
+        "batch_size": sum(pending.batch_size or 1 for pending in batch),
+        "why": why,
+        "left": len(version.queue),
+        "waited_us": (now - min(pending.arrived_ns for pending in batch)) // 1000,
+    }
+    return Say("debug", "batch closed", fields)
+
+
     """The request with its inline tensors moved to the end of ``frames``, which grows by them."""
     first = len(frames)
     frames.extend(pending.frames)

@@ -20,10 +20,11 @@ from broker.settings import BrokerSettings
 
 
 class Assignment(NamedTuple):
-    """Batches for one instance, in order."""
+    """Batches for one instance, in order. ``why`` the batch was closed, with dynamic batching."""
 
     instance: Instance
     batches: list[list[Pending]]
+    why: str = ""
 
 
 class Round(NamedTuple):
@@ -54,13 +55,17 @@ def _takers(version: ModelVersion) -> list[Instance]:
 def _assign_batches(version: ModelVersion, now: int) -> Round:
     """To idle instances only: what is cut later may be cut better."""
     assignments: list[Assignment] = []
+    if version.held_back:
+        if len(version.queue) < version.held_back:
+            return Round(assignments)
+        version.held_back = 0
     for instance in _takers(version):
         if instance.outstanding:
             continue
-        count, again_ns = cut(version.queue, version.batching, now)
+        count, again_ns, why = cut(version.queue, version.batching, now)
         if not count:
             return Round(assignments, again_ns)
-        assignments.append(Assignment(instance, [version.queue.take(count)]))
+        assignments.append(Assignment(instance, [version.queue.take(count)], why))
     return Round(assignments)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker.backends import Backend
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,5 @@ class BrokerSettings:
     patience_ns: int = 1_000_000_000  # a request waits for a restart that begins within this, else it is refused
     is_ready_timeout_ns: int = 5_000_000_000  # how long somebody waits for a model's is_ready
     healthy_ns: int = 30_000_000_000  # an instance that served this long has earned an immediate restart
+    delay_scheduler: int = 0  # dynamic batching begins once so many requests wait (TRITONSERVER_DELAY_SCHEDULER)
+    explains: Callable[[], bool] = _never  # whether the log wants to know why each batch was closed

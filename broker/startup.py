@@ -132,6 +132,7 @@ class Startup:
             for field in config_loading.not_served(version.config)
         ]
         version.signature = signature(version.config, version.version, version.source.labels)
+        version.schedule(self._settings.delay_scheduler)
         for spec in version.config.instances:
             instance = Instance(spec, self._roster.next_index())
             version.instances.append(instance)

@@ -84,6 +84,12 @@ STUB_RESTARTS = Family(
     "Number of stub processes started in place of one that died",
     "processes",
 )
+BATCH_CLOSED = Family(  # of models with dynamic batching, one child per reason: label reason
+    "tensorbus_batch_closed_total",
+    "counter",
+    "Number of batches that dynamic batching has closed, by why they were closed then",
+    "batches",
+)
 
 # One child each, without labels.
 PINNED_TOTAL = Family(
@@ -109,6 +115,7 @@ CATALOGUE = (
     PENDING_REQUESTS,
     LOAD_DURATION,
     STUB_RESTARTS,
+    BATCH_CLOSED,
     PINNED_TOTAL,
     PINNED_USED,
     CPU_UTILIZATION,

@@ -79,6 +79,10 @@ def _model_families(models: list[ModelRecorder]) -> Iterator[tuple[Family, _Chil
     )
     for family, value_of in _BY_MODEL:
         yield family, [(labels, value) for labels, model in labelled if (value := value_of(model)) is not None]
+    yield (
+        catalogue.BATCH_CLOSED,
+        [(_labels(model, reason=why), count) for model in models for why, count in model.closed.items()],
+    )
 
 
 def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:

@@ -50,6 +50,7 @@ class ModelRecorder:
     __slots__ = (
         "batches",
         "compute_infer_ns",
+        "closed",
         "compute_input_ns",
         "compute_output_ns",
         "execution_count",
@@ -92,6 +93,7 @@ class ModelRecorder:
         self.responses: dict[int, ResponseRecord] = {}  # of a decoupled model, by their place in the request's
         self.load_duration_s: float | None = None  # set when the version is READY
         self.restarts = 0  # of its stub processes
+        self.closed: dict[str, int] = {}  # batches, by why; empty without dynamic batching
 
     def queued(self) -> None:
         self.pending += 1
@@ -102,6 +104,9 @@ class ModelRecorder:
     def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """One call of the model, failed or not; ``batch_size`` sums over its requests (1 each without batching)."""
         self.execution_count += 1
+
+    def batch_closed(self, why: str) -> None:
+        self.closed[why] += 1
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchRecord()

@@ -134,6 +134,11 @@ class _Logger(structlog.BoundLoggerBase):
 
     _logger: ServerLog
 
+    def debug(self, event: str, **fields: Any) -> None:
+        """A verbose line."""
+        if self._logger.enabled("V"):
+            self._emit("V", event, fields)
+
     def info(self, event: str, **fields: Any) -> None:
         if self._logger.settings.log_info:
             self._emit("I", event, fields)

@@ -29,6 +29,7 @@ from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus import backends, gpus, reload
 from tensorbus.embedded import EmbeddedBus
+from tensorbus.cloud import Cloud
 from tensorbus.environments import Environments
 from tensorbus.functions import Functions
 from tensorbus.heap import HeapTrim, malloc_trim
@@ -81,7 +82,10 @@ class Services:
             backends=self._backends,
             gpus=gpus.usable(),
         )
-        self.repositories = Repositories(settings.model_repository, not settings.disable_auto_complete_config, run_dir)
+        self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
+        self.repositories = Repositories(self._cloud, not settings.disable_auto_complete_config, run_dir)
+            delay_scheduler=settings.delay_scheduler,
+            explains=lambda: current_settings().log_verbose_level >= 1,
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
             self._core(broker_settings),
@@ -217,6 +221,7 @@ class Services:
                 self._grpc.trim()
             if trim.due(dataplane.large_calls):
                 await asyncio.to_thread(malloc_trim)
+            await self.repositories.trim(self.broker.core.registry)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -237,6 +242,7 @@ class Services:
         fronts = asyncio.gather(*self._drain_fronts())
         log.info("Waiting for in-flight requests to complete.")
         drained = await _within(deadline, self._drained, self._say_in_flight)
+        self._cloud.stop()
         await fronts
         log.info("All models are stopped, unloading models")
         finished = drained and await _within(deadline, self._finished, self._say_live)
@@ -251,6 +257,7 @@ class Services:
 
     def _drain_fronts(self) -> Iterator[Awaitable[object]]:
         """They refuse new work from now on, answer what they have, and close."""
+        await asyncio.to_thread(self._cloud.close)
         timeout_s = self._settings.exit_timeout_secs
         if self._http is not None:
             yield self._http.drain(timeout_s)

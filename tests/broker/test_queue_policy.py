@@ -88,3 +88,4 @@ def test_requests_that_wait_together_are_executed_together_after_the_delay(make_
     assert bench.core.next_deadline() == bench.now + 500_000
     bench.sleep(0.0005)
     assert len(bench.take_batch(key).requests) == 3
+    assert next(iter(bench.recorder)).closed["delay"] == 1

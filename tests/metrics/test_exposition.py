@@ -20,6 +20,8 @@ def recorder_with_traffic(model: str = "m", tags: dict[str, str] | None = None) 
     recorder.succeeded(3, 9_999, 1_500, 1_000, 2_000, 3_000, now_ms=1)
     recorder.failed(BACKEND, 5_000)
     recorder.load_duration_s = 0.125
+    recorder.closed = {"full": 0}
+    recorder.batch_closed("full")
     return recorder
 
 
@@ -42,6 +44,7 @@ def test_every_figure_stands_under_its_name_with_integers_bare() -> None:
         'nv_inference_pending_request_count{model="m",version="1"} 1',
         'nv_model_load_duration_secs{model="m",version="1"} 0.125',
         'tensorbus_stub_restarts_total{model="m",version="1"} 0',
+        'tensorbus_batch_closed_total{model="m",reason="full",version="1"} 1',
         "nv_pinned_memory_pool_total_bytes 268435456",
         "nv_pinned_memory_pool_used_bytes 0",
         "nv_cpu_utilization 0.25",

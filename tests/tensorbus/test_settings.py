@@ -7,7 +7,7 @@ import pytest
 from tensorbus.flags import FLAGS, BackendSetting
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
-NO_FLAG = {"cache_directory", "escape_log_messages", "deprecations", "ignored_flags"}
+NO_FLAG = {"cache_directory", "delay_scheduler", "escape_log_messages", "deprecations", "ignored_flags"}
 
 
 def refusal(*argv: str) -> str:
@@ -55,6 +55,11 @@ def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
 def test_escaping_is_switched_off_by_the_environment() -> None:
     assert parse_serve([], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}).escape_log_messages
     assert not parse_serve([], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}).escape_log_messages
+
+
+@pytest.mark.parametrize(("text", "count"), [("12", 12), ("", 0), ("-1", 0), ("x", 0)])
+def test_the_scheduler_is_held_back_by_a_variable_of_the_environment(text, count):
+    assert parse_serve([], {"TRITONSERVER_DELAY_SCHEDULER": text}).delay_scheduler == count
 
 
 def test_log_flags_become_log_settings() -> None:

@@ -1,0 +1,70 @@
+"""What answers a request waits for the answers of those before it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.queue import Pending
+from broker.response_order import Held, ResponseOrder
+from protocol.messages import Request, Response
+
+
+def ordered(count: int) -> tuple[ResponseOrder, list[Pending]]:
+    order = ResponseOrder()
+    pendings = [Pending(Request(id, "m", 1, []), (), None, 1, 0) for id in range(count)]
+    for pending in pendings:
+        order.join(pending)
+    return order, pendings
+
+
+def answer(pending: Pending, final: bool = True, lease: int = 0, origin: str = "") -> Held:
+    return Held(pending, Response(pending.request.id, [], lease, final=final), origin, ())
+
+
+def test_the_first_passes_and_those_behind_it_wait_for_it():
+    order, (first, second, third) = ordered(3)
+    answers = [answer(one) for one in (first, second, third)]
+    assert list(order.answered(answers[2])) == []
+    assert list(order.answered(answers[0])) == [answers[0]]
+    assert list(order.answered(answers[1])) == answers[1:]
+    assert not any(one.request.id in order for one in (first, second, third))
+    order.check()
+
+
+def test_each_of_many_responses_passes_in_its_turn():
+    order, (first, second) = ordered(2)
+    parts = [answer(second, final=False), answer(second, final=False)]
+    assert list(order.answered(parts[0])) == []
+    assert list(order.answered(begun := answer(first, final=False))) == [begun]
+    assert list(order.answered(parts[1])) == []
+    assert list(order.answered(end := answer(first))) == [end, *parts]
+    assert list(order.answered(last := answer(second))) == [last]
+    order.check()
+
+
+def test_the_outputs_of_a_dead_process_become_errors_in_their_turn():
+    order, (first, second, third) = ordered(3)
+    lost, kept = answer(second, lease=7, origin="dead"), answer(third, lease=8, origin="alive")
+    for one in (lost, kept):
+        order.answered(one)
+    assert order.replace("dead", (2, "gone")) == [lost]
+    _, failed, last = order.answered(answer(first))
+    assert (failed.response.error, failed.response.lease, failed.response.final) == ((2, "gone"), 0, True)
+    assert last == kept
+
+
+@given(st.data(), st.integers(1, 6))
+def test_whatever_the_order_of_the_answers_all_leave_in_the_order_of_the_requests(data, count):
+    order, pendings = ordered(count)
+    left = {pending.request.id: data.draw(st.integers(1, 3)) for pending in pendings}
+    passed: list[int] = []
+    while left:
+        id = data.draw(st.sampled_from(sorted(left)))
+        left[id] -= 1
+        passed += [one.response.request for one in order.answered(answer(pendings[id], final=not left[id]))]
+        if not left[id]:
+            del left[id]
+        order.check()
+    assert passed == sorted(passed)
+    assert set(passed) == set(range(count))
