@@ -7,7 +7,7 @@ so they are for operators: a failed poll reaches clients as a bare name in the r
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,9 +87,10 @@ def scan(
     auto_complete: bool = True,
     config_name: str = "",
     only: Collection[str] | None = None,
+    localise: Callable[[str], None] = lambda directory: None,
 ) -> Scan:
-    """Poll every model of every repository, or only those. Raises as ``check_repositories``; one bad model never hides
-    another."""
+    """Poll every model of every repository, or only those; ``localise`` is called with each directory before it is
+    read, and may raise ServingError. Raises as ``check_repositories``; one bad model never hides another."""
     check_repositories(repositories)
     places = _places(repositories)
     found = Scan()
@@ -104,6 +105,7 @@ def scan(
             found.log.append(LogLine("E", _not_one(shown, paths)))
             continue
         try:
+            localise(paths[0])
             found.models.append(poll(name, paths[0], auto_complete, config_name))
         except ServingError as error:
             found.failures.append(PollFailure(shown, str(error)))

@@ -13,11 +13,12 @@ import structlog
 from broker import config_files, model_files, repository
 from broker.config_steps import step_models
 from broker.events import LoadModels, Override
-from broker.model import Labels, VersionSource
+from broker.model import UNLOADED, Labels, VersionSource, VersionState
 from broker.registry import Registry
 from broker.server import BrokerServer
 from broker.stamps import fingerprint
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
+from tensorbus.cloud import Cloud
 
 log = structlog.get_logger()
 
@@ -28,15 +29,17 @@ _LEVELS = {"I": "info", "W": "warning", "E": "error"}
 class Repositories:
     """A broker.server.Repositories: files are read in threads, off the loop."""
 
-    def __init__(self, paths: Sequence[str], auto_complete: bool, private_root: str) -> None:
+    def __init__(self, cloud: Cloud, auto_complete: bool, private_root: str) -> None:
         """``private_root`` is where directories are made for loads that bring their files."""
-        self._paths = paths
+        self._cloud = cloud
+        self._paths = cloud.paths
         self._auto_complete = auto_complete
         self._private_root = private_root
 
     async def load(self, broker: BrokerServer, only: Collection[str] | None = None) -> None:
         """The models to begin with, all or some with the models of ensembles among them. Returns when each is READY or
         has failed. Raises ServingError for a repository that is not there."""
+        await asyncio.to_thread(self._cloud.open)
         scan, along = await asyncio.to_thread(self._scan, only)
         _say(scan.log)
         registry = broker.core.registry
@@ -49,16 +52,19 @@ class Repositories:
 
     def _scan(self, only: Collection[str] | None) -> tuple[repository.Scan, set[str]]:
         """What is found, and which models of it were not asked for by name."""
-        found = repository.scan(self._paths, self._auto_complete, only=only)
+        self._cloud.look(only)
+        found = repository.scan(self._paths, self._auto_complete, only=only, localise=self._cloud.localise)
         along: set[str] = set()
         known = repository.names(self._paths).keys() - set(only or ())
         while more := (_models_of_ensembles(found) & known) - along if only is not None else set():
             along |= more
-            found += repository.scan(self._paths, self._auto_complete, only=more)
+            self._cloud.look(more)
+            found += repository.scan(self._paths, self._auto_complete, only=more, localise=self._cloud.localise)
         return found, along
 
     async def names(self) -> dict[str, str]:
         """What the repositories hold now, with the reason of what cannot be a model."""
+        await asyncio.to_thread(self._cloud.look_at_names)
         return await asyncio.to_thread(repository.names, self._paths)
 
     async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
@@ -94,12 +100,14 @@ class Repositories:
             if private and override is not None:
                 path = model_files.write(override.files, override.config, os.path.join(private, model))
             else:
+                self._cloud.look([model])
                 path = repository.locate(model, self._paths)
+                self._cloud.localise(path)
         except (OSError, ValueError) as error:
             raise PollError(f"failed to write the files of model '{model}': {error}") from None
         except NotFound as error:
             raise PollError(str(error)) from None
-        except InvalidArgument as error:
+        except (InvalidArgument, InternalError) as error:
             raise PollError(f"Poll failed for model directory '{model}': {error}") from None
         try:
             return repository.poll(
@@ -107,6 +115,13 @@ class Repositories:
             )
         except ServingError as error:
             raise PollError(f"Poll failed for model directory '{model}': {error}") from None
+
+    async def trim(self, registry: Registry) -> None:
+        """Gives back what copies of models in object stores take that are loaded no longer."""
+        if self._cloud.holds_copies:
+            rows = list(registry)
+            needed = {row.name for row in rows if (row.state, row.reason) != (VersionState.UNAVAILABLE, UNLOADED)}
+            await asyncio.to_thread(self._cloud.forget, {row.name for row in rows} - needed)
 
     async def discard(self, directory: str) -> None:
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)

@@ -15,9 +15,9 @@ _LONGEST_PARENT = 80  # a socket's path has 104 bytes on macOS, 108 on Linux: ro
 
 
 @contextlib.contextmanager
-def run_directory() -> Iterator[str]:
+def run_directory(parent: str = "") -> Iterator[str]:
     """A new one, of mode 0700, removed at the end; those of dead servers are removed, too. Raises OSError."""
-    parent = _parent()
+    parent = parent or _parent()
     _sweep(parent)
     path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     try:

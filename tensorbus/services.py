@@ -217,11 +217,11 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._store.trim(time.monotonic())
             self._reader.trim()
+            await self.repositories.trim(self.broker.core.registry)
             if self._grpc is not None:
                 self._grpc.trim()
             if trim.due(dataplane.large_calls):
                 await asyncio.to_thread(malloc_trim)
-            await self.repositories.trim(self.broker.core.registry)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -238,11 +238,11 @@ class Services:
             if task is not None:
                 task.cancel()
         self.broker.post(StopServing())
+        self._cloud.stop()
         await self.broker.stop_preparing()
         fronts = asyncio.gather(*self._drain_fronts())
         log.info("Waiting for in-flight requests to complete.")
         drained = await _within(deadline, self._drained, self._say_in_flight)
-        self._cloud.stop()
         await fronts
         log.info("All models are stopped, unloading models")
         finished = drained and await _within(deadline, self._finished, self._say_live)
@@ -253,11 +253,11 @@ class Services:
         self.broker.close()
         self._reader.close()
         self._store.close()
+        await asyncio.to_thread(self._cloud.close)
         return finished
 
     def _drain_fronts(self) -> Iterator[Awaitable[object]]:
         """They refuse new work from now on, answer what they have, and close."""
-        await asyncio.to_thread(self._cloud.close)
         timeout_s = self._settings.exit_timeout_secs
         if self._http is not None:
             yield self._http.drain(timeout_s)

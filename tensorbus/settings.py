@@ -103,13 +103,13 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     settings = ServeSettings(
         **_fields(given),
         escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
+        delay_scheduler=_count(environ.get("TRITONSERVER_DELAY_SCHEDULER", "")),
         cache_directory=_cache_directory(environ),
+        cloud=cloud_settings(environ),
         deprecations=tuple(_deprecations(given)),
         ignored_flags=_once(one.flag.name for one in given if one.flag.ignored),
     )
-        delay_scheduler=_count(environ.get("TRITONSERVER_DELAY_SCHEDULER", "")),
     settings = dataclasses.replace(settings, metrics_address=settings.metrics_address or settings.http_address)
-        cloud=cloud_settings(environ),
     _check_ports(settings)
     _check_python_backend(settings)
     return settings

@@ -12,6 +12,8 @@ import pytest
 
 from broker.events import Override
 from protocol.errors import InternalError, InvalidArgument
+from tensorbus.cloud import Cloud
+from tensorbus.cloud_location import CloudSettings
 from tensorbus.repository import Repositories
 
 NOT_POLLED = "failed to load 'm', failed to poll from model repository"
@@ -27,7 +29,8 @@ def root(tmp_path: Path) -> Path:
 
 def run(root: Path, talk: Callable[[Repositories], Awaitable[Any]]) -> Any:
     async def main() -> Any:
-        return await talk(Repositories([str(root / "models")], True, str(root / "private")))
+        cloud = Cloud([str(root / "models")], CloudSettings(), "")
+        return await talk(Repositories(cloud, True, str(root / "private")))
 
     return asyncio.run(main())
 

@@ -7,7 +7,7 @@ import pytest
 from tensorbus.flags import FLAGS, BackendSetting
 from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
 
-NO_FLAG = {"cache_directory", "delay_scheduler", "escape_log_messages", "deprecations", "ignored_flags"}
+NO_FLAG = {"cache_directory", "cloud", "delay_scheduler", "escape_log_messages", "deprecations", "ignored_flags"}
 
 
 def refusal(*argv: str) -> str:
