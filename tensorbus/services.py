@@ -17,6 +17,7 @@ from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
+from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
@@ -28,8 +29,8 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus import backends, gpus, reload
-from tensorbus.embedded import EmbeddedBus
 from tensorbus.cloud import Cloud
+from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
 from tensorbus.functions import Functions
 from tensorbus.heap import HeapTrim, malloc_trim
@@ -79,13 +80,14 @@ class Services:
             strict_readiness=settings.strict_readiness,
             explicit_control=settings.model_control_mode == "explicit",
             load_concurrency=settings.model_load_thread_count,
+            max_queued_requests=settings.max_queued_requests,
             backends=self._backends,
             gpus=gpus.usable(),
+            delay_scheduler=settings.delay_scheduler,
+            explains=lambda: current_settings().log_verbose_level >= 1,
         )
         self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
         self.repositories = Repositories(self._cloud, not settings.disable_auto_complete_config, run_dir)
-            delay_scheduler=settings.delay_scheduler,
-            explains=lambda: current_settings().log_verbose_level >= 1,
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
             self._core(broker_settings),
@@ -143,7 +145,9 @@ class Services:
             log.error("failed to load all models")
             raise InternalError("failed to load all models")
         bus = EmbeddedBus(self.broker)
-        dataplane = self.dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings())
+        admission = Admission(self.recorder.pressure, settings.max_queued_bytes)
+        dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings(), admission)
+        self.dataplane = dataplane
         self.broker.post(StartServing())
         watches = await reload.first_look(self.broker) if settings.reload else {}
         await self._start_fronts(dataplane)

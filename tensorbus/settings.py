@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
 from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, bad_option, integer, read
 from tensorbus.logs import LogSettings
@@ -34,13 +35,13 @@ class ServeSettings:
     log_file: str = ""
     escape_log_messages: bool = True  # TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in the environment
 
-    # TENSORBUS_CACHE in the environment; for what is built once for models' environments
     delay_scheduler: int = 0  # TRITONSERVER_DELAY_SCHEDULER in the environment; for tests that need exact batches
+    # TENSORBUS_CACHE in the environment; for what is built once for models' environments
     cache_directory: str = field(default_factory=lambda: _cache_directory(os.environ))
 
     model_repository: tuple[str, ...] = ()  # in the order given, each once
-    exit_on_error: bool = True
     cloud: CloudSettings = field(default_factory=lambda: cloud_settings(os.environ))  # for those in object stores
+    exit_on_error: bool = True
     disable_auto_complete_config: bool = False
     reload: bool = False
     strict_readiness: bool = True
@@ -63,8 +64,11 @@ class ServeSettings:
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
 
-    backend_directory: str = "/opt/tritonserver/backends"
+    max_queued_requests: int = 16384
+    max_queued_bytes: int = field(default_factory=lambda: max(_shared_memory_nbytes() // 2, 1 << 30))
+    max_unread_bytes: int = field(default_factory=lambda: min(_shared_memory_nbytes() // 16, 64 << 20))
 
+    backend_directory: str = "/opt/tritonserver/backends"
     backend_config: tuple[BackendSetting, ...] = ()
 
     # Accepted without effect, but shown among the options.
@@ -115,26 +119,28 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     return settings
 
 
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 def _cache_directory(environ: Mapping[str, str]) -> str:
     user_cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     return os.path.abspath(environ.get("TENSORBUS_CACHE") or os.path.join(user_cache, "tensorbus"))
 
-def _count(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
 
+def _shared_memory_nbytes() -> int:
+    """What there is of it, used or not."""
+    try:
+        found = os.statvfs(default_directory())
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize
 
 
 def _fields(given: list[Given]) -> dict[str, Any]:
     """Field values: the last of a flag wins, all of a repeatable one count."""
     values: dict[str, Any] = {}
     names = {field.name for field in dataclasses.fields(ServeSettings)}
-    """What there is of it, used or not."""
-    try:
-    except OSError:
-        return 0
-    return found.f_blocks * found.f_frsize
-
-
     for flag, _, value in given:
         name = {"model-store": "model_repository"}.get(flag.name, flag.name.replace("-", "_"))
         if name in names:
