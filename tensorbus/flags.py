@@ -313,6 +313,29 @@ FLAGS: tuple[Flag, ...] = (
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
+# --- writing a command line ---------------------------------------------------------------------------------------
+
+
+def arguments(name: str, value: Any) -> list[str]:
+    """What sets the flag of that name, with "_" for "-", to a value of Python's; None leaves it as it is.
+    Raises TypeError if there is no such flag."""
+    flag = _BY_NAME.get(name.replace("_", "-"))
+    if flag is None or name == "help":
+        raise TypeError(f"there is no setting '{name}'")
+    if flag.read is None:
+        return [f"--{flag.name}"] if value else []
+    if value is None:
+        return []
+    values = value if isinstance(value, (list, tuple)) and not isinstance(value, BackendSetting) else [value]
+    return [f"--{flag.name}={_text(one)}" for one in values]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, BackendSetting):
+        return f"{value.backend},{value.key}={value.value}" if value.backend else f"{value.key}={value.value}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 # --- reading a command line ---------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from tensorbus.parameters import check_text, parameter
 from tensorbus.replies import Replies
 from tensorbus.run_directory import run_directory
 from tensorbus.services import CannotListen, Services
-from tensorbus.settings import ServeSettings
+from tensorbus.settings import UsageError, from_values
 from tensorbus.tensors import Array, input_tensor
 
 __all__ = ["InferenceError", "Server", "ServerError", "Tensor"]
@@ -75,19 +75,18 @@ class Server:
         """Ports: None is no such front, 0 a free one. ``settings`` are the flags of ``tensorbus serve`` by name, with
         "_" for "-". What models print goes to stdout whatever ``log_info`` says.
 
-        Raises TypeError for a setting that is none.
+        Raises TypeError for a setting that is none, and ValueError for a value, with the text of ``tensorbus serve``.
         """
         paths = [model_repository] if isinstance(model_repository, (str, os.PathLike)) else model_repository
         ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         for name, port in ports.items():
             settings[f"allow_{name}"] = port is not None
             settings[f"{name}_port"] = port or 0
-        settings.setdefault("metrics_address", settings.get("http_address", ServeSettings.http_address))
-        self._settings = ServeSettings(
-            model_repository=tuple(os.fspath(path) for path in paths),
-            log_info=log_info,
-            **{k: _frozen(v) for k, v in settings.items()},
-        )
+        settings["model_repository"] = [os.fspath(path) for path in paths]
+        try:
+            self._settings = from_values({**settings, "log_info": log_info})
+        except UsageError as error:
+            raise ValueError(str(error)) from None
         self._functions: list[BoundFunction] = []
         self._started: Future[None] = Future()
         self._thread: threading.Thread | None = None
@@ -340,7 +339,3 @@ def _each(replies: Replies, timeout_s: float | None) -> Iterator[dict[str, Array
         raise InferenceError(error) from None
     finally:
         replies.end()
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

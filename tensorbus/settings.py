@@ -11,7 +11,7 @@ from typing import Any
 
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
-from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, bad_option, integer, read
+from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, arguments, bad_option, integer, read
 from tensorbus.logs import LogSettings
 
 __all__ = ["ServeSettings", "UsageError", "parse_serve", "usage"]
@@ -117,6 +117,18 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     _check_ports(settings)
     _check_python_backend(settings)
     return settings
+
+
+def from_values(values: Mapping[str, Any]) -> ServeSettings:
+    """The same from Python: values by the names of flags, with "_" for "-"; lists for those that may be given several
+    times. Raises TypeError for a name that is none, and UsageError."""
+    fields = {name: value for name, value in values.items() if name in _NO_FLAGS}
+    argv = [argument for name, value in values.items() if name not in fields for argument in arguments(name, value)]
+    return dataclasses.replace(parse_serve(argv), **fields)
+
+
+# Fields that the environment sets.
+_NO_FLAGS = ("cache_directory", "cloud", "delay_scheduler", "escape_log_messages")
 
 
 def _count(text: str) -> int:

@@ -152,6 +152,8 @@ def test_what_cannot_start_raises_and_leaves_nothing(repository: Repository) -> 
         pass
     with Server(**local()) as server, pytest.raises(ServerError, match="failed to start HTTP service"):
         Server(**local(http_port=server.http_port)).start()
+    with pytest.raises(ValueError, match=r"\"--grpc-port\"\.\nProvided option value is out of bound\. Got 70000"):
+        Server(repository.path, grpc_port=70000)
     with pytest.raises(TypeError):
         Server(nonsense=1)
 

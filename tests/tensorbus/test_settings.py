@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tensorbus.flags import FLAGS, BackendSetting
-from tensorbus.settings import ServeSettings, UsageError, parse_serve, usage
+from tensorbus.settings import ServeSettings, UsageError, from_values, parse_serve, usage
 
 NO_FLAG = {"cache_directory", "cloud", "delay_scheduler", "escape_log_messages", "deprecations", "ignored_flags"}
 
@@ -217,3 +217,53 @@ def test_the_command_prints_usage_on_stderr_with_the_reason_last_and_exits_1(arg
     assert (command.returncode, command.stdout) == (1, "")
     assert command.stderr.startswith("Usage: tensorbus serve [options]\n")
     assert command.stderr.rstrip("\n").splitlines()[-1] == (reason or "  --trace-log-frequency")
+
+
+# --- from Python --------------------------------------------------------------------------------------------------
+
+
+def test_values_from_python_are_those_of_the_flags() -> None:
+    settings = from_values(
+        {
+            "model_repository": ["/a", "/b=c"],
+            "http_port": 0,
+            "log_info": False,
+            "disable_auto_complete_config": True,
+            "reload": False,
+            "load_model": ("m",),
+            "model_control_mode": "EXPLICIT",
+            "backend_config": [BackendSetting("python", "shm-default-byte-size", "1048576"), "key=value"],
+            "cache_directory": "/cache",
+            "http_address": "127.0.0.1",
+        }
+    )
+    assert settings.model_repository == ("/a", "/b=c")
+    assert (settings.http_port, settings.log_info, settings.reload) == (0, False, False)
+    assert settings.disable_auto_complete_config and settings.models_at_start == ("m",)
+    assert settings.shm_default_byte_size == 1048576 and settings.backend_values("x") == {"key": "value"}
+    assert (settings.cache_directory, settings.metrics_address) == ("/cache", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "argument"),
+    [
+        ("http_port", 70000, "--http-port=70000"),
+        ("http_port", True, "--http-port=true"),
+        ("http_max_input_size", -1, "--http-max-input-size=-1"),
+        ("strict_readiness", "perhaps", "--strict-readiness=perhaps"),
+        ("model_control_mode", "poll", "--model-control-mode=poll"),
+        ("load_model", ["m"], "--load-model=m"),
+        ("allow_sagemaker", True, "--allow-sagemaker=true"),
+        ("backend_config", ["python,stub-timeout-seconds=0"], "--backend-config=python,stub-timeout-seconds=0"),
+    ],
+)
+def test_values_from_python_are_checked_as_the_flags_are(name: str, value: object, argument: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        from_values({name: value})
+    assert str(refused.value) == refusal(argument)
+
+
+@pytest.mark.parametrize("name", ["no_such_thing", "help", "deprecations", "models_at_start"])
+def test_a_setting_that_is_none_is_a_type_error(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        from_values({name: ()})
