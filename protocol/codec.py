@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import msgspec
 
 from protocol.errors import ProtocolError
-from protocol.messages import TO_BROKER, ToBroker
+from protocol.messages import TO_BROKER, ToBroker, ToStub
 
 _ENCODER = msgspec.msgpack.Encoder()
-encode_to_stub = _ENCODER.encode  # a ToStub message to bytes
+_LENIENT = msgpack.Packer(unicode_errors="backslashreplace", default=str)
 
 _FIXSTR_1 = 0xA1
 _FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(message) for kind, message in TO_BROKER.items()
 }
+
+
+def encode_to_stub(message: ToStub) -> bytes:
+    """Always: a lone surrogate (of a path, say), which no encoding has, becomes its escape, a number of more than 64
+    bits its digits. What shares a turn of the loop with such a message must leave, too."""
+    try:
+        return _ENCODER.encode(message)
+    except (UnicodeEncodeError, OverflowError):
+        data: bytes = _LENIENT.pack(message)
+        return data
 
 
 def decode_from_stub(data: bytes | memoryview) -> ToBroker:

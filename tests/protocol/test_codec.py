@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 from protocol import messages
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import ProtocolError
-from protocol.messages import TO_BROKER, TO_STUB, Executed, Handle, Hello, Response, Results, TensorRef
+from protocol.messages import (
+    EXECUTE,
+    TO_BROKER,
+    TO_STUB,
+    Batch,
+    Execute,
+    Executed,
+    Handle,
+    Hello,
+    Request,
+    Response,
+    Results,
+    TensorRef,
+)
 
 SCALARS = {
     bool: st.booleans(),
@@ -126,3 +139,12 @@ def test_every_kind_has_a_letter_of_its_own():
     letters = [*TO_STUB, *TO_BROKER]
     assert len(set(letters)) == len(letters)
     assert all(len(letter) == 1 and letter.isascii() for letter in letters)
+
+
+def test_what_messagepack_cannot_hold_is_written_as_text():
+    """Else all that leaves in the same turn would be lost with it."""
+    request = Request(1, "m", 1, [], "\ud800", [], {"large": 2**70, "small": -(2**70), "usual": 2**63})
+    data = encode_to_stub(Execute(EXECUTE, [Batch(1, [request])], []))
+    (_, ((_, ((_, _, _, _, request_id, _, parameters, *_),)),), _) = msgpack.unpackb(data, use_list=False)
+    assert request_id == "\\ud800"
+    assert parameters == {"large": str(2**70), "small": str(-(2**70)), "usual": 2**63}
