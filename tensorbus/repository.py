@@ -53,6 +53,8 @@ class Repositories:
     def _scan(self, only: Collection[str] | None) -> tuple[repository.Scan, set[str]]:
         """What is found, and which models of it were not asked for by name."""
         self._cloud.look(only)
+        if only is not None:
+            self._cloud.look_at_names()
         found = repository.scan(self._paths, self._auto_complete, only=only, localise=self._cloud.localise)
         along: set[str] = set()
         known = repository.names(self._paths).keys() - set(only or ())
