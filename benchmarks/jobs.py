@@ -58,6 +58,7 @@ ADD_SUB = _add_sub()
 MIB, MIB16 = _identity("identity", 1 << 20), _identity("identity", 16 << 20)
 CHAIN3, CHAIN2 = _identity("chain_3", 64), _identity("chain_2", 16 << 20)
 REPEAT = Call("repeat", {"INPUT0": np.array([1000], np.float32)}, {})
+BATCHED = Call("batched", {"INPUT0": _numbers(16).reshape(1, 16)}, {"OUTPUT0": _numbers(16).reshape(1, 16)})
 BUSY = {count: _identity(f"busy_{count}", 64) for count in (1, 2)}
 
 
@@ -90,6 +91,7 @@ LOAD_MODELS = (
     Model("chain_3", "chain"),
     Model("chain_2", "chain"),
     Model("repeat", "repeat", decoupled=True),
+    Model("batched", "batched", max_batch_size=64),
 )
 LOADS = (
     *(LoadJob(f"add_sub-http-{clients}", ADD_SUB, load.wrk, clients) for clients in (1, 8, 32)),
@@ -104,6 +106,7 @@ LOADS = (
     *(LoadJob(f"bls-chain-{clients}", CHAIN3, load.wrk, clients) for clients in (1, 8)),
     LoadJob("bls-16MiB", CHAIN2, load.wrk, 1),
     LoadJob("decoupled-stream", REPEAT, load.stream, 1),
+    LoadJob("batched-64", BATCHED, load.wrk, 64),
 )
 
 

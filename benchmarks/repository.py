@@ -14,16 +14,19 @@ _SIGNATURES = {
     "busy": (("INPUT0",), ("OUTPUT0",), 16),
     "chain": (("INPUT0",), ("OUTPUT0",), -1),
     "repeat": (("INPUT0",), ("OUTPUT0",), 1),
+    "batched": (("INPUT0",), ("OUTPUT0",), 16),
 }
 
 
 class Model(NamedTuple):
-    """A model of a repository: ``source`` is one of benchmarks/models, run by ``instances`` processes."""
+    """A model of a repository: ``source`` is one of benchmarks/models, run by ``instances`` processes. One that has a
+    largest batch size is batched dynamically."""
 
     name: str
     source: str
     instances: int = 1
     decoupled: bool = False
+    max_batch_size: int = 0
 
 
 def write(directory: Path, models: tuple[Model, ...]) -> Path:
@@ -41,4 +44,5 @@ def _config(model: Model) -> str:
     lines = [f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dim} ] }}' for kind, name in tensors]
     group = f"instance_group {{ kind: KIND_CPU count: {model.instances} }}"
     policy = f"model_transaction_policy {{ decoupled: {str(model.decoupled).lower()} }}"
-    return "\n".join(['backend: "python"', *lines, group, policy, ""])
+    batching = [f"max_batch_size: {model.max_batch_size}", "dynamic_batching {}"] if model.max_batch_size else []
+    return "\n".join(['backend: "python"', *batching, *lines, group, policy, ""])
