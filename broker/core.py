@@ -87,7 +87,14 @@ class Core:
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._requests = Requests(
-            settings, self.registry, self._roster, self._releases, self._answering, self._limits, self.readiness.ask
+            settings,
+            self.registry,
+            self._roster,
+            self._releases,
+            self._answering,
+            self._limits,
+            self.readiness.ask,
+            recorder.pressure,
         )
         self._startup = Startup(
             settings,
@@ -273,6 +280,10 @@ class Core:
     @property
     def stopping(self) -> bool:
         return self._requests.stopping
+
+    def refuse_when_full(self, model: str, version: int) -> None:
+        """Raises the Unavailable that a request would be refused with now, if too many wait."""
+        self._requests.refuse_when_full(self.registry.find(model, version))
 
     @property
     def processes(self) -> int:

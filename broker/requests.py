@@ -22,6 +22,7 @@ from broker.scheduler import assign
 from broker.settings import BrokerSettings
 from broker.time_limits import EXECUTE as EXECUTE_LIMIT
 from broker.time_limits import TimeLimits
+from metrics.pressure import Pressure
 from metrics.recorder import REJECTED
 from protocol.errors import STOPPING, Cancelled, InternalError, NotFound, ServingError, Unavailable
 from protocol.messages import (
@@ -51,8 +52,10 @@ class Requests:
         answering: Answering,
         limits: TimeLimits,
         ask_ready: Callable[[ModelVersion, int, Then], list[Action]],
+        pressure: Pressure,
     ) -> None:
         self._settings = settings
+        self._pressure = pressure
         self._registry = registry
         self._roster = roster
         self._releases = releases
@@ -75,10 +78,23 @@ class Requests:
             if self.stopping:  # before the look-up: a model that is unloaded already is not unknown
                 raise Unavailable(STOPPING)
             version = self._registry.for_request(request.model, request.version, now)
+            self.refuse_when_full(version, request.request_id)
         except ServingError as error:
             return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
         pending = Pending(request, event.frames, event.sink, version.batch_size(request), event.arrived_ns)
         return self._enqueue(version, pending, now)
+
+    def refuse_when_full(self, version: ModelVersion, request_id: str = "") -> None:
+        """Raises Unavailable if too many wait, of all models; one of which none waits may always have one more. What
+        models call and what ensembles lead to is part of requests that were taken, and never refused."""
+        limit = self._settings.max_queued_requests
+        if limit and self._pressure.queued >= limit and (version.queue or version.flows):
+            self._pressure.refused_for_requests += 1
+            raise Unavailable(
+                f"[request id: {request_id or '<id_unknown>'}] Exceeds maximum queue size: {self._pressure.queued} "
+                f"requests wait in this server, which takes none for model '{version.name}' beyond "
+                f"--max-queued-requests={limit}"
+            )
 
     def call(self, key: str, message: Call, frames: Frames, now: int) -> list[Action]:
         """A model's own request; it comes while the server stops, too, or what is in flight could not be finished."""

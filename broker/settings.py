@@ -22,6 +22,7 @@ class BrokerSettings:
     strict_readiness: bool = True
     explicit_control: bool = False  # models may be loaded and unloaded at run time
     load_concurrency: int = 4
+    max_queued_requests: int = 0  # of all models together; 0: any number
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold

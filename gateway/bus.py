@@ -36,6 +36,9 @@ class Bus(Protocol):
     def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         """Queue a request. Exactly one final response follows, an error if need be; never synchronously."""
 
+    def refuse_when_full(self, model: str, version: int) -> None:
+        """Raises the Unavailable with which a request would be refused now because too many wait."""
+
     def cancel(self, request_id: int) -> None:
         """The client is gone: drop the request if still queued. Its final response still follows."""
 

@@ -43,6 +43,7 @@ class InferCall:
     block: Block | None = None  # where inputs with an offset lie
     signature: Signature | None = None  # when the front has looked it up already
     classes: dict[str, int] = field(default_factory=dict)  # outputs to classify, and how many classes of each
+    admitted: int = 0  # bytes that have been, for the whole body; 0: ``infer`` is to ask for its tensors
 
 
 class OutputTensor(NamedTuple):

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from gateway.admission import Admission
 from gateway.bus import Bus, Done, Frames
 from gateway.calls import InferCall, OnReply, OutputTensor, Reply
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
+from metrics.pressure import Pressure
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature
@@ -56,13 +58,14 @@ class ServerMetadata(NamedTuple):
 class _ReplySink:
     """Of a submitted request: turns Responses into Replies and ends the input lease."""
 
-    __slots__ = ("blocks", "classes", "id", "on_reply", "plane", "request_id", "reshaped", "signature")
+    __slots__ = ("admitted", "blocks", "classes", "id", "on_reply", "plane", "request_id", "reshaped", "signature")
 
     def __init__(
         self, plane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, on_reply: OnReply
     ) -> None:
         self.plane = plane
         self.id = id
+        self.admitted = call.admitted
         self.blocks = blocks
         self.signature = checker.signature
         self.reshaped = checker.reshaped
@@ -145,12 +148,23 @@ class _ReplySink:
         for block in self.blocks:
             self.plane.store.free(block)
         self.blocks = []
+        self.plane.admission.give_back(self.signature.model, self.admitted)
+        self.admitted = 0
 
 
 class DataPlane:
     """Invariant: an input block is freed exactly once, when its request's lease ends or ``infer`` raises."""
 
-    def __init__(self, bus: Bus, store: Store, reader: Reader, server_id: str, log_settings: LogSettings) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        reader: Reader,
+        server_id: str,
+        log_settings: LogSettings,
+        admission: Admission | None = None,
+    ) -> None:
+        self.admission = admission or Admission(Pressure())
         self.bus = bus
         self.store = store
         self.reader = reader
@@ -172,6 +186,10 @@ class DataPlane:
             signature = call.signature or self.bus.signature(call.model, call.version)
             checker = self.checker(signature)
             shapes = checker.check(call.request_id, call.inputs, call.outputs)
+            if not call.admitted:
+                nbytes = sum([len(tensor.data) for tensor in call.inputs])
+                self.admission.admit(signature.model, nbytes, call.request_id)
+                call.admitted = nbytes
             id = next(self._ids)
             frames: list[memoryview | bytes] = []
             request = Request(
@@ -192,9 +210,15 @@ class DataPlane:
         except ServingError:
             for block in blocks:
                 self.store.free(block)
+            self.admission.give_back(call.model, call.admitted)
             raise
         self.pending[id] = sink
         return id
+
+    def refuse_large(self, model: str, version: int, nbytes: int) -> None:
+        """Raises what ``infer`` would raise now of a model, whatever the tensors: before a large body is received."""
+        self.admission.check(model, nbytes)
+        self.bus.refuse_when_full(model, version)
 
     def cancel(self, id: int) -> None:
         """The client is gone. ``on_reply`` is not called again; memory is freed when the broker answers."""

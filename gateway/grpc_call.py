@@ -52,7 +52,7 @@ class UnaryCall:
     )
 
     def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
-        self.incoming = Incoming(head.encoding, memory)
+        self.incoming = Incoming(head.encoding, memory, service.refuse_large if head.path == INFER else None)
         self.error: ServingError | None = None
         self._service = service
         self._method = head.path

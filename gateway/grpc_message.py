@@ -36,6 +36,7 @@ class LargeMessage(NamedTuple):
 
 
 Message = bytes | LargeMessage
+Refuse = Callable[[memoryview, int], None]  # gets the beginning of a message and its size
 
 
 def message_of(pieces: list[Buffer], release: Callable[[], None]) -> Message:
@@ -83,9 +84,11 @@ class Incoming:
     """``feed`` and ``filled`` give the messages that are complete now, in order; each is valid until the next one is
     asked for. They raise GrpcError or InternalError where the bytes are no message; nothing may be fed after that."""
 
-    __slots__ = ("_begun", "_compressed", "_encoding", "_large", "_memory", "_nbytes", "_room")
+    __slots__ = ("_begun", "_compressed", "_encoding", "_large", "_memory", "_nbytes", "_refuse", "_room")
 
-    def __init__(self, encoding: bytes, memory: Memory) -> None:
+    def __init__(self, encoding: bytes, memory: Memory, refuse: Refuse | None = None) -> None:
+        """``refuse`` is asked before more of a large message is received; what it raises ends the call."""
+        self._refuse = refuse
         self._encoding = encoding
         self._memory = memory
         self._begun = bytearray()  # of a prefix or a small message
@@ -132,6 +135,8 @@ class Incoming:
             if self._room is not None:
                 nbytes = min(len(self._room), end - position)
                 self._room[:nbytes] = view[position : position + nbytes]
+                if self._refuse is not None and len(self._room) == self._nbytes and not self._compressed:
+                    self._refuse(view[position : position + nbytes], self._nbytes)
                 yield from self.filled(nbytes)
                 position += nbytes
             else:

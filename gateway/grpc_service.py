@@ -21,6 +21,7 @@ from gateway.grpc_tensors import (
     decode_call,
     decode_parameters,
     encode_response,
+    model_at_the_start,
     parse_message,
     parse_request,
     varint,
@@ -110,6 +111,20 @@ class GrpcService:
             raise
         self._in_flight.started()
         return inference.cancel
+
+    def refuse_large(self, begun: memoryview, nbytes: int) -> None:
+        """Before the rest of a large ModelInfer is received; most begin with the name of the model. Raises
+        ServingError."""
+        model = model_at_the_start(begun)
+        if model is None:
+            return
+        try:
+            self.plane.refuse_large(model, -1, nbytes)
+        except Unavailable as error:
+            self.plane.refused(model, "", error)
+            raise
+        except ServingError:
+            return  # what is wrong with it is told when it is there
 
     def _submit(self, parsed: ParsedRequest, inference: _Inference) -> int:
         message = parsed.message

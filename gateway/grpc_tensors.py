@@ -25,6 +25,7 @@ from protocol.signature import Signature
 
 MAX_MESSAGE_NBYTES = 2**31 - 1
 RAW_INPUT_TAG = 0x3A  # field 7, length-delimited
+MODEL_NAME_TAG = 0x0A  # field 1, length-delimited
 RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited
 EMPTY_FINAL = "triton_enable_empty_final_response"
 UINT64_MASK = 2**64 - 1
@@ -99,6 +100,13 @@ def parse_request(data: bytes | memoryview) -> ParsedRequest:
         position += length
     rest.append(view[kept:])
     return ParsedRequest(parse_message(_ModelInferRequest, b"".join(rest)), raw)
+
+
+def model_at_the_start(data: memoryview) -> str | None:
+    """The name of the model, of a request whose first bytes these are; None if it stands elsewhere."""
+    if len(data) < 2 or data[0] != MODEL_NAME_TAG or data[1] > 0x7F or len(data) < 2 + data[1]:
+        return None
+    return str(data[2 : 2 + data[1]], "utf-8", "replace")
 
 
 def _parse_whole(data: bytes | memoryview) -> ParsedRequest:

@@ -80,7 +80,12 @@ class Connection(asyncio.BufferedProtocol):
         self._held: Reply | None = None  # whose outputs the transport is sending
         self._advancing = False
         self._reader = RequestReader(
-            dataplane.store, endpoints.max_input_size, self._on_request, self._on_expect, self._refusal
+            dataplane.store,
+            endpoints.max_input_size,
+            self._on_request,
+            self._on_expect,
+            self._refusal,
+            dataplane.admission,
         )
 
     # --- asyncio ------------------------------------------------------------------------------------------------
@@ -91,8 +96,10 @@ class Connection(asyncio.BufferedProtocol):
         self._on_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        rest = self._reader.rest
-        return self._receive_view if rest is None else rest
+        reader = self._reader
+        if reader.rest is not None:
+            return reader.rest
+        return self._receive_view[: reader.unwanted] if reader.unwanted else self._receive_view
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
@@ -100,6 +107,8 @@ class Connection(asyncio.BufferedProtocol):
             return  # received all the same, to notice when the client leaves
         if reader.rest is not None:
             reader.received(nbytes)
+        elif reader.unwanted:
+            reader.dropped(nbytes)
         elif self._is_busy:
             self._unread += self._receive_view[:nbytes]
             self._transport.pause_reading()
@@ -211,6 +220,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 signature = self._single_response_signature(route)
                 call, self._header = read_request(self._body(request), signature, self._endpoints.max_input_size)
+                call.admitted = request.admitted
             except ServingError:
                 self._free(request)
                 raise
@@ -232,9 +242,10 @@ class Connection(asyncio.BufferedProtocol):
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         return signature
 
-    def _refusal(self, route: Route) -> ServingError | None:
+    def _refusal(self, route: Route, nbytes: int) -> ServingError | None:
         try:
-            self._single_response_signature(route)
+            signature = self._single_response_signature(route)
+            self._dataplane.refuse_large(signature.model, signature.version, nbytes)
         except ServingError as error:
             return error
         return None
@@ -385,3 +396,5 @@ class Connection(asyncio.BufferedProtocol):
     def _free(self, request: HttpRequest) -> None:
         if request.block is not None:
             self._dataplane.store.free(request.block)
+        if request.route is not None:
+            self._dataplane.admission.give_back(request.route.model, request.admitted)

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import httptools
 
+from gateway.admission import Admission
 from gateway.http_compression import is_compressed
 from gateway.http_routes import INFER, Route, find_route
+from metrics.pressure import Pressure
 from protocol.errors import InvalidArgument, ServingError
 from shm.arena import ALIGNMENT
 from shm.errors import ShmFull
@@ -57,6 +59,7 @@ class HttpRequest(NamedTuple):
     refusal: ServingError | None
     keep_alive: bool
     http_1_0: bool
+    admitted: int = 0  # bytes, to be given back with the block
 
 
 class BadRequest(Exception):
@@ -66,8 +69,8 @@ class BadRequest(Exception):
 class RequestReader:
     """``feed`` and ``received`` call ``on_request`` for each complete request, in order.
 
-    ``refuse`` is asked before a large infer body is received; its error spares the memory. The block of an unfinished
-    request is freed by ``close``.
+    ``refuse`` is asked before a large infer body is received; its error spares the memory, and of a client that waits
+    for 100 Continue the body, too. The block of an unfinished request is freed by ``close``.
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class RequestReader:
         max_input_size: int,
         on_request: Callable[[HttpRequest], None],
         on_expect: Callable[[], None],
-        refuse: Callable[[Route], ServingError | None],
+        refuse: Callable[[Route, int], ServingError | None],
+        admission: Admission | None = None,
     ) -> None:
+        """``refuse`` gets the size of the body."""
+        self._admission = admission or Admission(Pressure())
         self._store = store
         self._max_input_size = max_input_size
         self._on_request = on_request
@@ -85,6 +91,7 @@ class RequestReader:
         self._refuse = refuse
         self._failure = ""
         self.rest: memoryview | None = None  # the unfilled end of a large body
+        self.unwanted = 0  # bytes of a refused body that are still to come
         self._parser = httptools.HttpRequestParser(self)
         self._head_is_known = False  # the parser is shown a head for the second time
         self._ended = False  # by a request that is the client's last
@@ -92,6 +99,7 @@ class RequestReader:
 
     def _reset(self) -> None:
         self._url = b""
+        self._route: Route | None = None
         self._headers: dict[bytes, bytes] = {}
         self._codings: list[bytes] = []  # values of Transfer-Encoding
         self._parts: list[bytes] = []
@@ -104,6 +112,8 @@ class RequestReader:
         self._in_head = True
         self._head_nbytes = 0  # of a head that did not come at once
         self._expected = 0  # bytes of a large body that no memory is reserved for yet
+        self._admitted = 0
+        self._length = 0  # of a large body, as announced
         self._pad = 0
 
     @property
@@ -127,7 +137,9 @@ class RequestReader:
             self._head_nbytes += nbytes
             if self._head_nbytes > _LONGEST_HEAD:
                 raise BadRequest("the request line and headers are too long")
-        if self._block is not None and self._nbytes < self._block.nbytes - self._offset:
+        if self._refusal is not None:
+            self.unwanted = self._length - self._nbytes
+        elif self._block is not None and self._nbytes < self._block.nbytes - self._offset:
             self.rest = self._block.view[self._offset + self._nbytes :]
 
     def received(self, nbytes: int) -> None:
@@ -139,9 +151,19 @@ class RequestReader:
             self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
             self._complete()
 
+    def dropped(self, nbytes: int) -> None:
+        """So many bytes of those ``unwanted`` have been received, wherever."""
+        self._nbytes += nbytes
+        self.unwanted -= nbytes
+        if not self.unwanted:
+            self._parser = httptools.HttpRequestParser(self)
+            self._complete()
+
     def close(self) -> None:
         if self._block is not None:
             self._store.free(self._block)
+        if self._route is not None:
+            self._admission.give_back(self._route.model, self._admitted)
         self.rest = None
         self._reset()
 
@@ -205,6 +227,8 @@ class RequestReader:
             self._limit = 1 << 62  # tensors behind the header are not limited
 
     def on_body(self, data: bytes) -> None:
+        if self._ended:
+            return
         if self._chunks > _MAX_CHUNKS:
             self._fail(
                 f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
@@ -222,7 +246,7 @@ class RequestReader:
             self._reserve()
 
     def on_message_complete(self) -> None:
-        if not self._parser.should_upgrade():  # else only the head has come
+        if not self._parser.should_upgrade() and not self._ended:  # else only the head has come; or all, and more
             self._complete()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -241,13 +265,17 @@ class RequestReader:
         if nbytes < LARGE_NBYTES or route is None or route.endpoint != INFER or self._method != route.method:
             return
         try:
-            self._refusal = self._refuse(route)
+            self._refusal = self._refuse(route, nbytes)
             header_nbytes = header_size(self._headers, nbytes)
             compressed = is_compressed(self._headers.get(b"content-encoding", b"identity"))
         except ServingError as error:
             self._refusal = self._refusal or error
         if self._refusal is not None:
-            self._limit = 0
+            self._limit, self._length = 0, nbytes
+            if b"expect" in self._headers:
+                self._keep_alive = False  # it may send the body or not
+                self._length = 0
+                self._complete()
         elif not compressed and header_nbytes < nbytes and (header_nbytes or nbytes <= self._limit):
             self._limit = 1 << 62
             self._expected = nbytes
@@ -259,7 +287,14 @@ class RequestReader:
         """From here on the body is received into its block, unless shared memory is full."""
         pad, nbytes, self._expected = self._pad, self._expected, 0
         try:
+            assert self._route is not None
+            self._admission.admit(self._route.model, nbytes)
+            self._admitted = nbytes
             self._block = self._store.allocate(pad + nbytes)
+        except ServingError as error:
+            self._refusal, self._limit, self._length = error, 0, nbytes
+            self._parts.clear()
+            return
         except ShmFull:
             return
         self._offset = pad
@@ -286,6 +321,7 @@ class RequestReader:
             self._refusal,
             self._keep_alive,
             self._http_1_0,
+            self._admitted,
         )
         self._ended = not self._keep_alive
         self._reset()

@@ -92,6 +92,24 @@ BATCH_CLOSED = Family(  # of models with dynamic batching, one child per reason:
 )
 
 # One child each, without labels.
+QUEUED_REQUESTS = Family(
+    "tensorbus_queued_requests",
+    "gauge",
+    "Number of requests of all models that wait for an instance",
+    "requests",
+)
+QUEUED_BYTES = Family(
+    "tensorbus_queued_bytes",
+    "gauge",
+    "Request tensors that the server holds for clients, waiting or in execution, in bytes",
+    "bytes",
+)
+REFUSED_REQUESTS = Family(  # one child per reason: label reason
+    "tensorbus_refused_requests_total",
+    "counter",
+    "Number of requests refused because the server held too many requests, or bytes, of all models",
+    "requests",
+)
 PINNED_TOTAL = Family(
     "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"
 )
@@ -116,6 +134,9 @@ CATALOGUE = (
     LOAD_DURATION,
     STUB_RESTARTS,
     BATCH_CLOSED,
+    QUEUED_REQUESTS,
+    QUEUED_BYTES,
+    REFUSED_REQUESTS,
     PINNED_TOTAL,
     PINNED_USED,
     CPU_UTILIZATION,

@@ -65,7 +65,8 @@ class MetricsEndpoint:
     def _exposition(self) -> bytes:
         with self._lock:  # two scrapes at once would halve the sampler's interval between them
             host = self._host.sample() if self._host else HostSample()
-        return render(self._recorder, host, self._pinned_pool_bytes, self._recorder.custom or ()).encode()
+        recorder = self._recorder
+        return render(recorder, host, self._pinned_pool_bytes, recorder.custom or (), recorder.pressure).encode()
 
 
 class _Server(socketserver.ThreadingTCPServer):

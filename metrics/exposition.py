@@ -14,6 +14,7 @@ from itertools import accumulate
 from metrics import catalogue, custom
 from metrics.catalogue import Family
 from metrics.host import HostSample
+from metrics.pressure import Pressure
 from metrics.recorder import FAILURE_REASONS, ModelRecorder
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -35,10 +36,15 @@ _BY_MODEL: tuple[tuple[Family, Callable[[ModelRecorder], float | None]], ...] = 
 
 
 def render(
-    models: Iterable[ModelRecorder], host: HostSample, pinned_pool_bytes: int, customs: Iterable[custom.Family] = ()
+    models: Iterable[ModelRecorder],
+    host: HostSample,
+    pinned_pool_bytes: int,
+    customs: Iterable[custom.Family] = (),
+    pressure: Pressure | None = None,
 ) -> str:
     """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used."""
-    own = (*_model_families(list(models)), *_host_families(host, pinned_pool_bytes))
+    server = () if pressure is None else _server_families(pressure)
+    own = (*_model_families(list(models)), *server, *_host_families(host, pinned_pool_bytes))
     families: list[tuple[Family | custom.Family, list[str]]] = [
         *((family, [_line(family.name, *child) for child in children]) for family, children in own),
         *((family, list(_custom_lines(family))) for family in customs),
@@ -83,6 +89,13 @@ def _model_families(models: list[ModelRecorder]) -> Iterator[tuple[Family, _Chil
         catalogue.BATCH_CLOSED,
         [(_labels(model, reason=why), count) for model in models for why, count in model.closed.items()],
     )
+
+
+def _server_families(pressure: Pressure) -> Iterator[tuple[Family, _Children]]:
+    yield catalogue.QUEUED_REQUESTS, [("", pressure.queued)]
+    yield catalogue.QUEUED_BYTES, [("", pressure.nbytes)]
+    refused = (("bytes", pressure.refused_for_bytes), ("requests", pressure.refused_for_requests))
+    yield catalogue.REFUSED_REQUESTS, [(f'reason="{reason}"', count) for reason, count in refused]
 
 
 def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:

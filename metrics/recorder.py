@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from metrics.custom import CustomMetrics
+from metrics.pressure import Pressure
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (BACKEND, CANCELED, OTHER, REJECTED)  # Triton's spelling; each is exposed from the start
@@ -62,6 +63,7 @@ class ModelRecorder:
         "load_duration_s",
         "model",
         "pending",
+        "pressure",
         "queue_ns",
         "responses",
         "restarts",
@@ -77,6 +79,7 @@ class ModelRecorder:
         self.version = version
         self.tags = dict(tags or {})
         self.pending = 0
+        self.pressure = Pressure()  # the server's, from the time it is exposed
         self.success = 0
         self.success_ns = 0
         self.queue_ns = 0
@@ -97,9 +100,11 @@ class ModelRecorder:
 
     def queued(self) -> None:
         self.pending += 1
+        self.pressure.queued += 1
 
     def dequeued(self) -> None:
         self.pending -= 1
+        self.pressure.queued -= 1
 
     def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """One call of the model, failed or not; ``batch_size`` sums over its requests (1 each without batching)."""
@@ -165,10 +170,13 @@ class Recorder:
         """``custom``: whether models may have metrics of their own."""
         self._models: dict[tuple[str, int], ModelRecorder] = {}
         self.custom = CustomMetrics() if custom else None
+        self.pressure = Pressure()
 
     def add(self, recorder: ModelRecorder) -> None:
         """Expose a version's figures, in place of those of an earlier load of the same version."""
         self._models[recorder.model, recorder.version] = recorder
+        self.pressure.queued += recorder.pending
+        recorder.pressure = self.pressure
 
     def remove(self, model: str, version: int) -> None:
         """The version is unloaded: its figures vanish. Unknown ones are fine (a load that failed)."""

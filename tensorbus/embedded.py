@@ -23,6 +23,9 @@ class EmbeddedBus:
     def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         self._broker.submit(request, frames, sink)
 
+    def refuse_when_full(self, model: str, version: int) -> None:
+        self._broker.core.refuse_when_full(model, version)
+
     def cancel(self, request_id: int) -> None:
         self._broker.cancel(request_id)
 

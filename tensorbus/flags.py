@@ -287,6 +287,29 @@ FLAGS: tuple[Flag, ...] = (
     _ignored("cache-directory", "Response Cache"),
     _later("rate-limit", "Rate Limiter", one_of("rate-limit", "off", "execution_count"), "off"),
     _ignored("rate-limit-resource", "Rate Limiter"),
+    Flag(
+        "max-queued-requests",
+        "Back Pressure",
+        _COUNT,
+        "how many requests of all models may wait; more are refused, 0 is any number",
+        "integer",
+    ),
+    Flag(
+        "max-queued-bytes",
+        "Back Pressure",
+        _SIZE,
+        "how many bytes of request tensors the server holds; requests beyond are refused, 0 is any number; "
+        "unless given, half of the shared memory, 1 GiB at least",
+        "bytes",
+    ),
+    Flag(
+        "max-unread-bytes",
+        "Back Pressure",
+        _SIZE,
+        "how far the responses of one request may be ahead of a client that reads slowly, 0 is without end; "
+        "unless given, a sixteenth of the shared memory, 64 MiB at most",
+        "bytes",
+    ),
     _ignored("pinned-memory-pool-byte-size", "Memory/Device Management", _SIZE),
     _ignored("cuda-memory-pool-byte-size", "Memory/Device Management"),
     _ignored("cuda-virtual-address-size", "Memory/Device Management"),

@@ -11,7 +11,7 @@ from itertools import count
 from gateway.bus import Done, Frames, ReplySink
 from gateway.dataplane import DataPlane
 from protocol.datatypes import BY_NAME
-from protocol.errors import InvalidArgument, NotFound, ServingError
+from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.kserve import generated
 from protocol.messages import Handle, Parameters, Request, Response, TensorRef
 from protocol.signature import IndexEntry, Signature, TensorSpec
@@ -116,6 +116,7 @@ class FakeBus:
     function, requests wait in ``held`` until the test answers them."""
 
     def __init__(self, directory: str) -> None:
+        self.full = False
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
@@ -165,6 +166,10 @@ class FakeBus:
         else:
             asyncio.get_running_loop().call_soon(entry.run)
         self._news.set()
+
+    def refuse_when_full(self, model: str, version: int) -> None:
+        if self.full:
+            raise Unavailable(f"too many for {model}")
 
     def cancel(self, request_id: int) -> None:
         for entry in self.submitted:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admission import Admission
 from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader
 from gateway.http_routes import Route
-from protocol.errors import InvalidArgument, NotFound, ServingError
+from metrics.pressure import Pressure
+from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from shm.store import Store
 from tests.gateway.fake_bus import memory_in_use
 
@@ -20,24 +22,33 @@ LARGE = bytes(range(256)) * (LARGE_NBYTES // 256 + 1)
 class Received:
     """A reader and what came out of it."""
 
-    def __init__(self, store: Store, max_input_size: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        store: Store,
+        max_input_size: int = 1 << 20,
+        admission: Admission | None = None,
+    ) -> None:
         self.requests: list[HttpRequest] = []
         self.expected = 0
         self.refusal: ServingError | None = None
-        self.reader = RequestReader(store, max_input_size, self.requests.append, self._expect, self._refuse)
+        self.reader = RequestReader(store, max_input_size, self.requests.append, self._expect, self._refuse, admission)
 
     def _expect(self) -> None:
         self.expected += 1
 
-    def _refuse(self, route: Route) -> ServingError | None:
+    def _refuse(self, route: Route, nbytes: int) -> ServingError | None:
         return self.refusal
 
     def feed(self, data: bytes, step: int = 1 << 18) -> list[HttpRequest]:
-        """As a socket would: into ``rest`` while there is one."""
+        """As a socket would: into ``rest`` while there is one, and nowhere what is unwanted."""
         position = 0
         while position < len(data):
             rest = self.reader.rest
-            if rest is None:
+            if self.reader.unwanted:
+                nbytes = min(step, self.reader.unwanted, len(data) - position)
+                self.reader.dropped(nbytes)
+                position += nbytes
+            elif rest is None:
                 self.reader.feed(memoryview(data)[position : position + step])
                 position += step
             else:
@@ -108,6 +119,44 @@ def test_a_refused_body_is_thrown_away(store: Store) -> None:
     head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
     [request] = received.feed(head + LARGE, 1000)
     assert request.refusal is received.refusal and not request.body and request.block is None
+
+
+def test_what_follows_a_refused_body_is_served(store: Store) -> None:
+    received = Received(store)
+    received.refusal = Unavailable("full")
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+    received.feed(head, 1000)
+    assert not received.requests and received.reader.unwanted == len(LARGE)
+    refused, after = received.feed(LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000)
+    assert refused.refusal is received.refusal and refused.keep_alive
+    assert after.route is not None and after.route.endpoint == "server_metadata"
+
+
+def test_a_client_that_asks_first_is_refused_before_it_sends_its_body(store: Store) -> None:
+    received = Received(store)
+    received.refusal = Unavailable("full")
+    head = INFER + b"Expect: 100-continue\r\nInference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n"
+    [request] = received.feed(head % len(LARGE))
+    assert request.refusal is received.refusal and not request.keep_alive
+    assert received.expected == 0
+    assert received.feed(LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000) == [request], "whatever it sends all the same"
+
+
+def test_bytes_count_from_their_reservation_to_the_end_of_a_connection_that_breaks_off(store: Store) -> None:
+    pressure = Pressure()
+    admission = Admission(pressure, 3 << 20)
+    received = Received(store, admission=admission)
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % (2 << 20)
+    received.feed(head)
+    assert pressure.nbytes == 0, "what is announced is not believed"
+    received.feed(bytes(1 << 20), 1 << 18)
+    assert pressure.nbytes == 2 << 20
+    other = Received(store, admission=admission)
+    [request] = other.feed(head + bytes(2 << 20))
+    assert isinstance(request.refusal, Unavailable) and request.block is None and request.admitted == 0
+    assert "model 'm'" in str(request.refusal) and "--max-queued-bytes=3145728" in str(request.refusal)
+    received.reader.close()
+    assert pressure.nbytes == 0 and memory_in_use(store) == 0
 
 
 @pytest.mark.parametrize(

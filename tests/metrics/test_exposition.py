@@ -7,7 +7,8 @@ from metrics.catalogue import CATALOGUE
 from metrics.custom import CustomMetrics
 from metrics.exposition import render
 from metrics.host import HostSample
-from metrics.recorder import BACKEND, ModelRecorder
+from metrics.pressure import Pressure
+from metrics.recorder import BACKEND, ModelRecorder, Recorder
 
 HOST = HostSample(cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33)
 PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
@@ -54,7 +55,8 @@ def test_every_figure_stands_under_its_name_with_integers_bare() -> None:
 
 
 def test_each_family_has_one_help_and_one_type_before_its_children() -> None:
-    lines = render([recorder_with_traffic("a"), recorder_with_traffic("b")], HOST, 0).splitlines()
+    models = [recorder_with_traffic("a"), recorder_with_traffic("b")]
+    lines = render(models, HOST, 0, pressure=Pressure()).splitlines()
     at = lines.index("# TYPE nv_inference_count counter")
 
     assert lines[at - 1] == "# HELP nv_inference_count " + (
@@ -65,6 +67,27 @@ def test_each_family_has_one_help_and_one_type_before_its_children() -> None:
         'nv_inference_count{model="b",version="1"} 3',
     ]
     assert len([line for line in lines if line.startswith("# HELP")]) == len(CATALOGUE)
+
+
+def test_what_the_whole_server_holds_is_the_sum_of_its_models() -> None:
+    recorder = Recorder()
+    early, late = ModelRecorder("a", 1), ModelRecorder("b", 1)
+    early.queued()
+    recorder.add(early)
+    recorder.add(late)
+    late.queued()
+    late.queued()
+    early.dequeued()
+    recorder.pressure.nbytes, recorder.pressure.refused_for_bytes = 512, 3
+
+    lines = render(recorder, HOST, 0, pressure=recorder.pressure).splitlines()
+
+    assert [line for line in lines if line.startswith("tensorbus_") and "model" not in line] == [
+        "tensorbus_queued_requests 2",
+        "tensorbus_queued_bytes 512",
+        'tensorbus_refused_requests_total{reason="bytes"} 3',
+        'tensorbus_refused_requests_total{reason="requests"} 0',
+    ]
 
 
 def test_a_family_without_children_is_absent() -> None:
@@ -82,7 +105,8 @@ def test_metric_tags_are_labels_with_an_underscore_in_front_and_any_text_as_valu
 
 
 def test_a_prometheus_parser_reads_back_what_was_recorded() -> None:
-    text = render([recorder_with_traffic(tags={"team": 'a"b\\c\nd'})], HOST, 268435456)
+    tagged = recorder_with_traffic(tags={"team": 'a"b\\c\nd'})
+    text = render([tagged], HOST, 268435456, pressure=Pressure())
     families = list(text_string_to_metric_families(text))
 
     # The parser takes a counter's "_total" for a suffix of its own.
