@@ -50,8 +50,8 @@ class ModelRecorder:
 
     __slots__ = (
         "batches",
-        "compute_infer_ns",
         "closed",
+        "compute_infer_ns",
         "compute_input_ns",
         "compute_output_ns",
         "execution_count",
@@ -93,10 +93,10 @@ class ModelRecorder:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.batches: dict[int, BatchRecord] = {}
+        self.closed: dict[str, int] = {}  # batches, by why; empty without dynamic batching
         self.responses: dict[int, ResponseRecord] = {}  # of a decoupled model, by their place in the request's
         self.load_duration_s: float | None = None  # set when the version is READY
         self.restarts = 0  # of its stub processes
-        self.closed: dict[str, int] = {}  # batches, by why; empty without dynamic batching
 
     def queued(self) -> None:
         self.pending += 1
@@ -106,12 +106,12 @@ class ModelRecorder:
         self.pending -= 1
         self.pressure.queued -= 1
 
+    def batch_closed(self, why: str) -> None:
+        self.closed[why] += 1
+
     def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """One call of the model, failed or not; ``batch_size`` sums over its requests (1 each without batching)."""
         self.execution_count += 1
-
-    def batch_closed(self, why: str) -> None:
-        self.closed[why] += 1
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchRecord()

@@ -18,7 +18,6 @@ from broker.model_config import PYTHON_BACKEND
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
 from gateway.admission import Admission
-from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
@@ -81,7 +80,6 @@ class Services:
             strict_readiness=settings.strict_readiness,
             explicit_control=settings.model_control_mode == "explicit",
             load_concurrency=settings.model_load_thread_count,
-            max_queued_requests=settings.max_queued_requests,
             max_queued_requests=settings.max_queued_requests,
             backends=self._backends,
             gpus=gpus.usable(),

@@ -11,7 +11,6 @@ from typing import Any
 
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
-from shm.segment import default_directory
 from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, arguments, bad_option, integer, read
 from tensorbus.logs import LogSettings
 
@@ -64,10 +63,6 @@ class ServeSettings:
     metrics_port: int = 8002
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
-
-    max_queued_requests: int = 16384
-    max_queued_bytes: int = field(default_factory=lambda: max(_shared_memory_nbytes() // 2, 1 << 30))
-    max_unread_bytes: int = field(default_factory=lambda: min(_shared_memory_nbytes() // 16, 64 << 20))
 
     max_queued_requests: int = 16384
     max_queued_bytes: int = field(default_factory=lambda: max(_shared_memory_nbytes() // 2, 1 << 30))
@@ -143,15 +138,6 @@ def _count(text: str) -> int:
 def _cache_directory(environ: Mapping[str, str]) -> str:
     user_cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     return os.path.abspath(environ.get("TENSORBUS_CACHE") or os.path.join(user_cache, "tensorbus"))
-
-
-def _shared_memory_nbytes() -> int:
-    """What there is of it, used or not."""
-    try:
-        found = os.statvfs(default_directory())
-    except OSError:
-        return 0
-    return found.f_blocks * found.f_frsize
 
 
 def _shared_memory_nbytes() -> int:
