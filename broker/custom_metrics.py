@@ -30,7 +30,7 @@ class MetricsOfModels:
         except MetricRefused as refusal:
             text = f"Failed to process the request for model '{instance.spec.name}', message: {refusal}"
             told = Told(TOLD, message.call, (ErrorKind.INVALID_ARG, text))
-        return [Send(key, told)]
+        return [Send(key, told)] if message.call else []
 
     def dropped(self, key: str, message: DropMetrics, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)

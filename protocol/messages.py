@@ -251,7 +251,8 @@ class NewMetric(NamedTuple):
 
 
 class UpdateMetric(NamedTuple):
-    """``operation`` is "increment", "set", "observe" or "value". Told answers, with the value for "value"."""
+    """``operation`` is "increment", "set", "observe" or "value". Told answers, with the value for "value"; ``call`` 0
+    wants no answer."""
 
     kind: str
     call: int

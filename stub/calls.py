@@ -77,6 +77,11 @@ def ask(make: Callable[[int], messages.ToBroker]) -> messages.Told:
     return _calls().ask(make)
 
 
+def tell(message: messages.ToBroker) -> None:
+    """Sends what is not answered. From any thread of the model, from ``initialize`` on. Raises NotServing."""
+    _calls().tell(message)
+
+
 def call(make: Callable[[int], Tuple[messages.Call, Frames]], caller: Caller) -> int:
     """Sends the Call, with its inline inputs, that ``make`` makes of a fresh number; returns that number.
 
@@ -176,6 +181,9 @@ class Calls:
         finally:
             del self._asked[number]
         return told[0]
+
+    def tell(self, message: messages.ToBroker) -> None:
+        self._send(message)
 
     def call(self, make: Callable[[int], Tuple[messages.Call, Frames]], caller: Caller) -> int:
         number = next(self._numbers)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-
-from .triton_error import TritonModelException
+from typing import Optional
 
 _SUPPORTED = {
     "COUNTER": ("increment", "value"),
@@ -13,22 +12,25 @@ _SUPPORTED = {
 }
 
 
+def refusal(kind: str, operation: str, value: float) -> Optional[str]:
+    """Why this cannot be done to a metric of that kind; the server's own rules."""
+    name = "TRITONSERVER_METRIC_KIND_" + kind
+    if operation not in _SUPPORTED[kind]:
+        return "{} does not support {}".format(name, operation.capitalize())
+    if operation == "increment" and kind == "COUNTER" and not value >= 0:
+        return name + " can only be incremented monotonically by non-negative values."
+    return None
+
+
 class LocalMetric:
     """Only what a model can see of it: what a histogram has observed it cannot."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._value = 0.0
         self._lock = threading.Lock()
 
-    def update(self, operation: str, value: float, failed: str) -> float:
-        """Returns the value for "value", else 0. Raises TritonModelException; its text begins with ``failed``."""
-        kind = "TRITONSERVER_METRIC_KIND_" + self._kind
-        if operation not in _SUPPORTED[self._kind]:
-            raise TritonModelException("{}{} does not support {}".format(failed, kind, operation.capitalize()))
-        if operation == "increment" and self._kind == "COUNTER" and not value >= 0:
-            text = "{}{} can only be incremented monotonically by non-negative values."
-            raise TritonModelException(text.format(failed, kind))
+    def update(self, operation: str, value: float) -> float:
+        """What its kind does not refuse. Returns the value for "value", else 0."""
         with self._lock:
             if operation == "set":
                 self._value = value

@@ -14,10 +14,10 @@ from typing import Any, Dict, List, NoReturn, Optional, cast
 
 from . import calls
 from .arguments import as_double, incompatible, not_castable, text_argument
-from .local_metric import LocalMetric
+from .local_metric import LocalMetric, refusal
 from .pybind_enum import PybindEnum
 from .shared import messages
-from .told import NoServer, value_of
+from .told import NoServer, tell, value_of
 from .triton_error import TritonModelException
 
 _FAMILY_GONE = (
@@ -27,6 +27,7 @@ _FAMILY_GONE = (
 _NO_FAMILY = "Error when creating MetricFamily: "
 _NO_METRIC = "Error when creating Metric: "
 _NOT_DONE = "Failed to {} metric value: "
+_REFUSED = "Failed to process the request for model '{}', message: {}"
 _NOBODY = "no server is listening"
 _SIGNATURE = "c_python_backend_utils.MetricFamily(name: str, description: str, kind: c_python_backend_utils.MetricKind)"
 _counter = itertools.count(1)
@@ -79,7 +80,8 @@ class _Family:
 
 
 class Metric:
-    """Made by a MetricFamily only. Each call is answered by the server."""
+    """Made by a MetricFamily only. What cannot fail at the server is told to it without waiting, yet in order with all
+    that the model says: who has a response finds in the metrics what came before it."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_family", "_local", "_object")
@@ -115,14 +117,22 @@ class Metric:
         failed = _NOT_DONE.format(verb)
         if self._family.object is None:
             raise TritonModelException(failed + _FAMILY_GONE)
+        why = refusal(self._family.kind.name, operation, value)
         if self._local is not None:
-            return self._local.update(operation, value, failed)
+            if why is not None:
+                raise TritonModelException(failed + why)
+            return self._local.update(operation, value)
+        if why is not None:
+            raise TritonModelException(failed + _REFUSED.format(_instance, why))
         number = self._object.number
-        return value_of(
-            lambda call: messages.UpdateMetric(messages.UPDATE_METRIC, call, number, operation, value),
-            failed,
-            _NOBODY,
-        )
+
+        def make(call: int) -> messages.UpdateMetric:
+            return messages.UpdateMetric(messages.UPDATE_METRIC, call, number, operation, value)
+
+        if operation == "value" or calls.forked():  # there its maker may have dropped it
+            return value_of(make, failed, _NOBODY)
+        tell(make(0), failed, _NOBODY)
+        return 0.0
 
 
 _Metric = Metric  # in the class below that is the name of a method
@@ -167,7 +177,7 @@ class MetricFamily:
         made._local = None
         assert family.object is not None
         if not family.object.served:
-            made._local = family.local.setdefault(json.dumps(texts, sort_keys=True), LocalMetric(family.kind.name))
+            made._local = family.local.setdefault(json.dumps(texts, sort_keys=True), LocalMetric())
             return made
         number, of = made._object.number, family.object.number
         value_of(
@@ -190,8 +200,9 @@ def _labels(labels: Any) -> Dict[str, str]:
         raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
     texts: Dict[str, str] = json.loads(json.dumps(labels))
     if not all(isinstance(text, str) for text in texts.values()):
-        cause = "Failed to process the request for model '{}', message: attempt to access JSON non-string as string"
-        raise TritonModelException(_NO_METRIC + cause.format(_instance))
+        raise TritonModelException(
+            _NO_METRIC + _REFUSED.format(_instance, "attempt to access JSON non-string as string")
+        )
     return texts
 
 

@@ -13,6 +13,14 @@ class NoServer(TritonModelException):
     """There is none to ask, or it has done with this instance."""
 
 
+def tell(message: messages.ToBroker, failed: str, no_server: str) -> None:
+    """What needs no answer. Raises NoServer, as ``value_of`` does."""
+    try:
+        calls.tell(message)
+    except calls.NotServing:
+        raise NoServer(failed + no_server) from None
+
+
 def value_of(make: Callable[[int], messages.ToBroker], failed: str, no_server: str) -> float:
     """Of the Told to the message that ``make`` makes of a number.
 

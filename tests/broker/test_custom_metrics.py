@@ -43,6 +43,14 @@ def test_the_answer_bears_the_number_of_the_question_and_the_value(bench):
     assert (told.call, told.error, told.value) == (9, None, 1.0)
 
 
+def test_a_change_that_nobody_waits_for_is_made_and_not_answered(bench):
+    make(bench, bench.only())
+    for amount in (2.0, -1.0):
+        bench.tell(StubSaid(bench.only(), UpdateMetric(UPDATE_METRIC, 0, 1, "increment", amount), ()))
+    assert value(bench) == 3
+    assert not [message for message in bench.inbox[bench.only()] if isinstance(message, Told)]
+
+
 def test_a_refusal_names_the_instance(bench):
     told = ask(bench, bench.only(), NewFamily(NEW_FAMILY, 4, 1, "a b", "", "counter"))
     assert (told.call, told.error) == (

@@ -51,6 +51,9 @@ class Server:
         (action,) = self._broker.asked("i1", decode_from_stub(encode(make(1))), (), 0)
         return action.message
 
+    def tell(self, message: Any) -> None:
+        assert not self._broker.asked("i1", decode_from_stub(encode(message)), (), 0)
+
     def drop_metric(self, is_family: bool, number: int) -> None:
         families, metrics = ([number], []) if is_family else ([], [number])
         dropped = messages.DropMetrics(messages.DROP_METRICS, families, metrics)

@@ -55,12 +55,17 @@ def test_models_read_their_metrics_while_all_of_them_execute(repository: Reposit
         family = pb_utils.MetricFamily("sizes", "", pb_utils.MetricFamily.HISTOGRAM)
         metric = family.Metric(labels={{"z": "1"}}, buckets=[0.1, 1.0])
         metric.observe(0.5)
-        open({str(flag("inside"))!r} + str(os.getpid()), "w").close()
-        while len([name for name in os.listdir({str(flag(""))!r}) if name.startswith("inside")]) < 3:
-            time.sleep(0.002)
-        with urllib.request.urlopen(open({str(flag("url"))!r}).read(), timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        pb_utils.Logger.log_info("sees {{}}".format([line for line in lines if line.startswith("sizes")]))
+        def all_are(where):
+            open({str(flag(""))!r} + "/" + where + str(os.getpid()), "w").close()
+            while len([name for name in os.listdir({str(flag(""))!r}) if name.startswith(where)]) < 3:
+                time.sleep(0.002)
+        all_are("inside")
+        lines, end = [], time.monotonic() + 30
+        while not any("}} 3" in line for line in lines) and time.monotonic() < end:
+            with urllib.request.urlopen(open({str(flag("url"))!r}).read(), timeout=30) as answer:
+                lines = [line for line in answer.read().decode().splitlines() if line.startswith("sizes")]
+        pb_utils.Logger.log_info("sees {{}}".format(lines))
+        all_are("done")
         return [respond(request, values(request)) for request in requests]
     """
     repository.add("m", code, instances=3)
@@ -70,7 +75,7 @@ def test_models_read_their_metrics_while_all_of_them_execute(repository: Reposit
     seen = eventually(lambda: server.lines("sees ") if len(server.lines("sees ")) == 3 else None)
     wanted = ["sizes_count{z=", "sizes_sum{z=", "le=", "+Inf"]
     assert all(all(part in line for part in wanted) for line in seen)
-    assert any("} 3" in line for line in seen)
+    assert all("} 3" in line for line in seen)
     eventually(lambda: custom(server) == {}, what="families that execute made are gone with it")
 
 
