@@ -20,7 +20,6 @@ from broker.model_config import (
     PYTHON_BACKEND,
     PYTHON_FILENAME,
     ModelConfig,
-    Scheduler,
     from_message,
 )
 from protocol.errors import InvalidArgument, Unsupported
@@ -91,8 +90,6 @@ def _check_parameters(config: ModelConfig) -> None:
 def not_served(config: ModelConfig) -> list[str]:
     """What the configuration asks for and does not get yet; the model serves without it."""
     asked = {
-        "sequence_batching": config.scheduler is Scheduler.SEQUENCE and not config.iterative,
-        "response_cache": config.response_cache,
         "model_warmup": len(config.message.model_warmup) > 0,
     }
     return [field for field, wanted in asked.items() if wanted]

@@ -64,6 +64,8 @@ class Draining:
         version.accepts_until = 0
         if version.in_flight() or version.expected:
             return True
+        if version.replaced and version.sequences is not None and version.sequences.live:
+            return True
         if not self._lends(version):
             return False
         version.stays_until = version.stays_until or now + self._settings.patience_ns

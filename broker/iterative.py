@@ -15,11 +15,11 @@ def begin(version: ModelVersion, pending: Pending) -> None:
     """Before its first execution."""
     request = pending.request
     if not request.correlation_id:
-        version.sequences += 1
-        request = request._replace(correlation_id=version.sequences, flags=request.flags | SEQUENCE_START)
+        assert version.sequences is not None
+        request = request._replace(correlation_id=version.sequences.new_id(), flags=SEQUENCE_START)
     pending.request = request._replace(inputs=[tensor._replace(shared=True) for tensor in request.inputs])
 
 
 def again(pending: Pending) -> None:
     """Before the next."""
-    pending.request = pending.request._replace(flags=pending.request.flags & ~SEQUENCE_START)
+    pending.request = pending.request._replace(flags=0)

@@ -13,8 +13,10 @@ from broker.instance import Instance, InstanceEvent, InstanceState, Timing, not_
 from broker.model import ModelVersion
 from broker.queue import Pending
 from broker.roster import Roster
+from broker.sequences import Sequences
 from broker.settings import BrokerSettings
 from broker.startup import start_process
+from protocol.errors import InternalError
 
 
 class Recovery:
@@ -64,16 +66,26 @@ class Recovery:
                     actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
                 else:
                     spared.append(pending)
-        self._requeue(version, spared)
-        return actions
-
-    @staticmethod
-    def _requeue(version: ModelVersion, spared: list[Pending]) -> None:
         for pending in spared:
             pending.requeued = True
             pending.holder = 0
             version.recorder.queued()
+        if version.sequences is not None:
+            return actions + self._end_sequences(version, version.sequences, instance, spared, now)
         version.queue.push_front(spared)
+        return actions
+
+    def _end_sequences(
+        self, version: ModelVersion, sequences: Sequences, instance: Instance, spared: list[Pending], now: int
+    ) -> list[Action]:
+        """What the process knew of them is lost; what waits is no use any more, up to the next start of a sequence."""
+        actions: list[Action] = []
+        for pending in sequences.died(instance, spared):
+            version.recorder.dequeued()
+            id = pending.request.correlation_id
+            cause = InternalError(f"{not_healthy(instance.spec.name)} Sequence {id} has ended with it.")
+            actions += self._answering.fail(version, pending, cause, now)
+        return actions
 
     def _fail_hopeless(self, version: ModelVersion, now: int) -> list[Action]:
         """If no instance serves or is likely to soon, waiting would only delay the error."""
@@ -81,7 +93,8 @@ class Recovery:
         if dead is None:
             return []
         actions: list[Action] = []
-        for pending in version.queue.drain():
+        queue = version.queue if version.sequences is None else version.sequences
+        for pending in queue.drain():
             version.recorder.dequeued()
             actions += self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
         return actions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from broker.model import UNLOADED, ModelVersion, VersionState
+from broker.sequences import Sequences
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.signature import IndexEntry, Signature
 
@@ -90,6 +91,18 @@ class Registry:
         """As ``find``, but what has been replaced since the gateway looked still takes a request."""
         found = self._models.get(model, {}).get(version)
         return found if found is not None and now < found.accepts_until else self.find(model, version)
+
+    def running(self, version: ModelVersion, sequences: Sequences, id: int | str) -> ModelVersion:
+        """``version``, or one that it has replaced, if the sequence runs there still and the inputs are the same."""
+        if sequences.is_live(id):
+            return version
+        for one in self._behind:
+            if one.replaced and (one.name, one.version) == (version.name, version.version):
+                assert one.signature is not None
+                same = one.signature.inputs == version.checker.signature.inputs
+                if same and one.sequences is not None and one.sequences.is_live(id):
+                    return one
+        return version
 
     def find(self, model: str, version: int) -> ModelVersion:
         """The version a request means; -1 is the highest READY one. Raises NotFound or Unavailable."""

@@ -91,6 +91,7 @@ class Batch(NamedTuple):
 
     id: int  # unique for the broker; the stub notes the one inside execute in its status word
     requests: List[Request]
+    slots: List[int] = []  # where the sequence of each request has its place in the instance; [] without sequences
 
 
 class Execute(NamedTuple):

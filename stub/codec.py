@@ -119,9 +119,9 @@ def _finish() -> messages.Finish:
     return messages.Finish(messages.FINISH)
 
 
-def _batch(batch_id: int, requests: Tuple[Any, ...]) -> messages.Batch:
-    _expect(int, batch_id)
-    return messages.Batch(batch_id, [_request(*request) for request in requests])
+def _batch(batch_id: int, requests: Tuple[Any, ...], slots: Tuple[int, ...]) -> messages.Batch:
+    _expect(int, batch_id, *slots)
+    return messages.Batch(batch_id, [_request(*request) for request in requests], list(slots))
 
 
 def _request(

@@ -14,6 +14,7 @@ from threading import Lock
 from typing import List, Optional
 
 from .delivery import Delivery, Roots, failed, no_more
+from .implicit_state import SlotState
 from .response import InferenceResponse
 from .shared import messages
 from .triton_error import TritonModelException
@@ -40,15 +41,23 @@ class OpenRequest:
         "message",
         "release",
         "roots",
+        "state",
     )
 
-    def __init__(self, message: messages.Request, delivery: Delivery) -> None:
+    def __init__(self, message: messages.Request, delivery: Delivery, null: bool = False) -> None:
+        """``null``: nobody has sent it, and what answers it goes nowhere."""
         self.message = message
         self.roots: Roots = []
+        self.state: Optional[SlotState] = None  # the implicit state of its sequence
         self.release = 0  # what the model has said by set_release_flags
         self._delivery = delivery
         self._lock = Lock()
-        self._responded = self._closed = self._ended = self._is_cancelled = False
+        self._responded = self._closed = self._is_cancelled = False
+        self._ended = null
+
+    @property
+    def is_null(self) -> bool:
+        return not self.message.id
 
     def respond(self, response: Optional[InferenceResponse], final: bool) -> None:
         """Sends at once, from any thread: one of the two may be missing. Raises TritonModelException."""
@@ -60,6 +69,8 @@ class OpenRequest:
                 message = no_more(self.message.id)
                 if response is not None:
                     message = self._delivery.convert(self.message, response, ends, frames)
+                    if self.state is not None and message.error is None:
+                        self.state.update(response)
                 self._ended = ends
                 self._send(message, frames)
             self._responded = True
@@ -86,7 +97,10 @@ class OpenRequest:
             if self._ended:
                 return None
             self._responded = self._ended = True
-        return self._delivery.convert(self.message, response, True, frames)
+        message = self._delivery.convert(self.message, response, True, frames)
+        if self.state is not None and message.error is None:
+            self.state.update(response)
+        return message
 
     def fail(self, text: str) -> Optional[messages.Response]:
         """The final response, an error; None if there was one before."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 from weakref import ref
 
 from . import calls, forks, gpu
@@ -20,6 +20,7 @@ from .open_request import MORE_THAN_ONE, OpenRequest
 from .request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from .request import receive as receive_request
 from .response import InferenceResponse
+from .sequence_inputs import SequenceInputs
 from .shared import errors, messages
 from .tensor import Tensor, on_gpu
 from .tensor import receive as receive_tensor
@@ -27,6 +28,8 @@ from .user_model import UserModel
 
 View = Callable[[messages.TensorRef], memoryview]
 Final = Tuple[OpenRequest, messages.Response]
+
+_NO_OUTPUTS: FrozenSet[str] = frozenset()
 
 
 class Session:
@@ -54,6 +57,9 @@ class Session:
         decoupled = using_decoupled_model_transaction_policy(config)
         self.delivery = Delivery(decoupled, names, outputs, port, self._failures)
         self._earlier_roots: Dict[int, Roots] = {}  # of rescheduled requests, by their ids
+        self._sequences: Optional[SequenceInputs] = None
+        if "sequence_batching" in config:
+            self._sequences = SequenceInputs(config, model.args.get("model_repository", ""))
         self._executing = calls.Executing(waits=True)
         self._generation = forks.generation
 
@@ -61,11 +67,13 @@ class Session:
         """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError. The inline
         outputs of the Executed go to the end of ``frames``."""
         begin_ns = self._clock_ns()
-        wanted = batch.requests
+        wanted, slots = batch.requests, batch.slots
         responses: List[messages.Response] = []
         if self.delivery.cancelled:
-            wanted, responses = self._without_cancelled(wanted)
+            wanted, slots, responses = self._without_cancelled(batch)
         opened = [OpenRequest(message, self.delivery) for message in wanted]
+        if self._sequences is not None:
+            opened = self._sequences.arrange(opened, slots, self.delivery)
         returned: Any = None
         requests, failure = self._receive(opened, view)
         received_ns = self._clock_ns()
@@ -105,22 +113,39 @@ class Session:
         return ""
 
     def _without_cancelled(
-        self, batch: List[messages.Request]
-    ) -> Tuple[List[messages.Request], List[messages.Response]]:
+        self, batch: messages.Batch
+    ) -> Tuple[List[messages.Request], List[int], List[messages.Response]]:
         unwanted = self.delivery.cancelled
-        responses = [cancelled(message.id) for message in batch if message.id in unwanted]
-        wanted = [message for message in batch if message.id not in unwanted]
+        responses = [cancelled(message.id) for message in batch.requests if message.id in unwanted]
+        wanted = [message for message in batch.requests if message.id not in unwanted]
+        slots = [slot for slot, message in zip(batch.slots, batch.requests) if message.id not in unwanted]
         unwanted.difference_update([response.request for response in responses])
-        return wanted, responses
+        return wanted, slots, responses
 
     # --- inputs
 
     def _receive(self, opened: List[OpenRequest], view: View) -> Tuple[List[InferenceRequest], str]:
         try:
-            return [self._receive_one(each, view) for each in opened], ""
+            if self._sequences is None:
+                return [self._receive_one(each, view) for each in opened], ""
+            return self._receive_sequences(self._sequences, opened, view), ""
         except Exception as error:  # the text of one that is not ours may name segments and paths
             cause = str(error) if isinstance(error, errors.ProtocolError) else "the inputs cannot be read"
             return [], self._failures.before_execute(error, cause)
+
+    def _receive_sequences(
+        self, sequences: SequenceInputs, opened: List[OpenRequest], view: View
+    ) -> List[InferenceRequest]:
+        requests = []
+        for each in opened:
+            if each.is_null:
+                real = opened[-1]
+                request = receive_request(each.message, sequences.null_tensors(each, real), each, _NO_OUTPUTS)
+            else:
+                request = self._receive_one(each, view)
+                request._inputs += sequences.tensors(each)
+            requests.append(request)
+        return requests
 
     def _receive_one(self, opened: OpenRequest, view: View) -> InferenceRequest:
         message = opened.message
@@ -254,7 +279,8 @@ class Session:
                 continue
             final = each.returned(response, frames)
             if final is None:
-                self._failures.log(self._failures.text(MORE_THAN_ONE))
+                if not each.is_null:
+                    self._failures.log(self._failures.text(MORE_THAN_ONE))
             else:
                 finals.append((each, final))
         return finals

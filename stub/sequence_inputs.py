@@ -1,0 +1,52 @@
+"""What requests of sequences get besides their own inputs, and the null requests that keep others in their places.
+
+With the direct strategy a sequence has the same place in each batch. A place below another's that has nothing to
+execute gets a null request: zeros in the shapes of a real one, READY false. What the model answers to it goes nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Sequence
+
+from .delivery import Delivery
+from .implicit_state import ImplicitStates, zeros
+from .open_request import OpenRequest
+from .sequence_controls import Controls
+from .shared import messages
+from .tensor import Tensor
+
+
+class SequenceInputs:
+    """Of one instance of a model with sequence batching."""
+
+    def __init__(self, config: Mapping[str, Any], model_directory: str) -> None:
+        """Raises LoadError."""
+        self._positional = "oldest" not in config["sequence_batching"]
+        self._controls = Controls(config)
+        self._states = ImplicitStates(config, model_directory)
+
+    def arrange(self, opened: Sequence[OpenRequest], slots: Sequence[int], delivery: Delivery) -> List[OpenRequest]:
+        """The batch as the model is to see it."""
+        for position, each in enumerate(opened):
+            if self._states:
+                starts = bool(each.message.flags & messages.SEQUENCE_START)
+                each.state = self._states.of_slot(slots[position] if slots else position, starts)
+        if not self._positional or not slots or not opened:
+            return list(opened)
+        places = dict(zip(slots, opened))
+        first = opened[0].message
+        null = messages.Request(0, first.model, first.version, first.inputs)
+        return [places.get(slot) or OpenRequest(null, delivery, null=True) for slot in range(slots[-1] + 1)]
+
+    def tensors(self, each: OpenRequest) -> List[Tensor]:
+        """Beside the inputs of a real request."""
+        tensors = self._controls.tensors(each.message, True)
+        return tensors if each.state is None else tensors + each.state.tensors()
+
+    def null_tensors(self, each: OpenRequest, real: OpenRequest) -> List[Tensor]:
+        """All inputs of a null request, in the shapes of those of a ``real`` one."""
+        tensors = [zeros(one.datatype, one.shape).tensor(one.name) for one in each.message.inputs]
+        tensors += self._controls.tensors(each.message, False)
+        if real.state is not None:
+            tensors += [zeros(value.datatype, value.shape).tensor(name) for name, value in real.state.values.items()]
+        return tensors
