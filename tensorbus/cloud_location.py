@@ -88,7 +88,9 @@ def driver_options(location: Location, settings: CloudSettings) -> dict[str, Any
 
 def _s3_options(location: Location, found: Any) -> dict[str, Any]:
     given = found or {}
-    options: dict[str, Any] = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30}}
+    options: dict[str, Any] = {
+        "config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}
+    }
     if location.host:  # a store of one's own seldom has a name for each bucket
         options["endpoint_url"] = location.host
         options["config_kwargs"]["s3"] = {"addressing_style": "path"}

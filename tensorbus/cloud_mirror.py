@@ -30,6 +30,10 @@ _NO_NAMES = frozenset({"", ".", ".."})
 Listing = dict[str, Object]  # by path below the model
 
 
+class NotAFile(Exception):
+    """An object's name cannot be that of a file below its model."""
+
+
 class Plan(NamedTuple):
     """What makes one listing of a model of another one."""
 
@@ -39,15 +43,15 @@ class Plan(NamedTuple):
 
 
 def plan(held: Listing, listed: Listing) -> Plan:
-    """Pure. Raises InternalError for an object whose name cannot be that of a file below the model."""
+    """Pure. Raises NotAFile."""
     for path, one in listed.items():
         if _NO_NAMES & set(path.rstrip("/").split("/")) or "\0" in path:
-            raise InternalError(f"the object '{one.path}' cannot be a file of a model")
+            raise NotAFile(f"the object '{one.path}' cannot be a file of a model")
     files = {path: one for path, one in listed.items() if not path.endswith("/")}
     directories = {parent for path in listed for parent in _parents(path)}
     both = sorted(directories & files.keys())
     if both:
-        raise InternalError(f"the object '{files[both[0]].path}' is both a file and a directory")
+        raise NotAFile(f"the object '{files[both[0]].path}' is a directory, too")
     return Plan(
         [one for path, one in files.items() if not one.is_as(held.get(path))],
         [path for path in held if path not in files and not path.endswith("/")],
@@ -149,6 +153,8 @@ class Mirror:
                 listed, held = self._listed.get(model, {}), self._held.get(model, {})
             try:
                 self._change(model, plan(held, listed))
+            except NotAFile as error:
+                raise InternalError(f"{error} (model repository {self.url})") from None
             except OSError as error:
                 raise InternalError(
                     f"model '{model}' of {self.url} cannot be copied to this host: {error.strerror or error}"
