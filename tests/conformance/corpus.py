@@ -7,6 +7,7 @@ from tests.conformance import (
     ensemble_cases,
     generate_cases,
     grpc_cases,
+    held_cases,
     http_cases,
     http_error_cases,
     model_cases,
@@ -24,8 +25,9 @@ CASES = [
     *sender_cases.CASES,
     *server_cases.CASES,
     *ensemble_cases.CASES,
+    *held_cases.BATCHES,
 ]
-REPOSITORIES = ("conformance", "broken", "control", "ensembles")
+REPOSITORIES = ("conformance", "broken", "control", "ensembles", "held")
 
 _names = [case.name for case in CASES]
 assert len(set(_names)) == len(_names), sorted({name for name in _names if _names.count(name) > 1})

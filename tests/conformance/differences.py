@@ -10,6 +10,7 @@ import json
 
 from tests.conformance.author_differences import ARGUMENTS, CALLS, SENDERS, STATISTICS, Difference
 from tests.conformance.replay import Answer
+from tests.conformance.scheduling_differences import SCHEDULING
 
 
 def error(status: int, text: str) -> Answer:
@@ -242,6 +243,8 @@ KNOWN_DIFFERENCES = {
     **CALLS,
     **SENDERS,
     **STATISTICS,
+    # --- how requests are scheduled
+    **SCHEDULING,
 }
 
 

@@ -11,6 +11,7 @@ import re
 import socket
 import time
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
@@ -18,10 +19,12 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from tests.conformance.requests import JSON_LENGTH, Case, Http, Rpc, Scrape, Step, Stream, http
+from tests.conformance.requests import JSON_LENGTH, Burst, Case, Http, Rpc, Scrape, Step, Stream, http
 
 TIMEOUT_S = 10.0
 SETTLE_S = 0.1
+ARRIVE_S = 0.15  # until a request is executed
+OVERTAKES_S = 0.1  # a request that is answered by so much earlier than one before it
 Answer = dict[str, Any]
 
 # Each is (what differs, what stands for it). The texts may be JSON within JSON, so quotes may be escaped.
@@ -92,6 +95,8 @@ class Replayer:
             return self._call(step)
         if isinstance(step, Stream):
             return self._stream(step)
+        if isinstance(step, Burst):
+            return self._burst(step)
         return scrape(self._address.metrics_port, step)
 
     def _call(self, step: Rpc) -> Answer:
@@ -111,6 +116,40 @@ class Replayer:
         except grpc.RpcError as error:
             answer.update(code=error.code().name, message=error.details())
         return answer
+
+    def _burst(self, step: Burst) -> Answer:
+        answered_s: dict[int, float] = {}
+        futures: list[Future[Answer]] = []
+        with ThreadPoolExecutor(len(step.requests)) as pool:
+            for number, request in enumerate(step.requests):
+                futures.append(pool.submit(self._timed, request, number, answered_s))
+                if number < step.executing:
+                    time.sleep(ARRIVE_S)
+                else:
+                    self._wait_until_pending(step, futures)
+        answer: Answer = {"answers": [future.result() for future in futures]}
+        if step.ordered:
+            late = [time_s - OVERTAKES_S for _, time_s in sorted(answered_s.items())]
+            answer["overtaking"] = [number for number, time_s in answered_s.items() if time_s < max(late[: number + 1])]
+        return answer
+
+    def _timed(self, request: Http, number: int, answered_s: dict[int, float]) -> Answer:
+        answer = send_http(self._address.http_port, request)
+        answered_s[number] = time.monotonic()
+        return answer
+
+    def _wait_until_pending(self, step: Burst, futures: list[Future[Answer]]) -> None:
+        """Those that are not answered already."""
+        end = time.monotonic() + TIMEOUT_S
+        while self._pending(step.model) < sum(not future.done() for future in futures) - step.executing:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{step.model}: request {len(futures)} does not wait: {futures}")
+            time.sleep(0.002)
+
+    def _pending(self, model: str) -> int:
+        page = send_http(self._address.metrics_port, http("GET", "/metrics"))["body"]
+        found = re.search(rf'^nv_inference_pending_request_count{{model="{model}",[^}}]*}} (\d+)', page, re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def _normalised(self, answer: Answer) -> Answer:
         text = json.dumps(answer).replace(self._address.repository, "<repository>")

@@ -46,7 +46,20 @@ class Scrape(NamedTuple):
     method: str = "GET"
 
 
-Step = Http | Rpc | Stream | Scrape
+class Burst(NamedTuple):
+    """Requests to ``model`` at the same time, each sent when those before it wait.
+
+    The first ``executing`` of them do not wait: they keep the instances busy meanwhile. Where ``ordered`` it is
+    compared which of them are answered before one that was sent ahead of them.
+    """
+
+    model: str
+    requests: tuple[Http, ...]
+    executing: int = 0
+    ordered: bool = False
+
+
+Step = Http | Rpc | Stream | Scrape | Burst
 
 
 class Case(NamedTuple):

@@ -14,10 +14,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.conformance import scheduling_models
 from tests.conformance.replay import Address, Ended
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,9 @@ FLAGS = {
     "broken": ("--exit-on-error=false",),
     "ensembles": ("--exit-on-error=false",),  # what can be loaded of it is to be served
     "control": ("--model-control-mode=explicit", "--load-model=author"),
+    "scheduling": ("--cache-config=local,size=1048576", "--rate-limit=execution_count"),
 }
+ENVIRONMENT = {"held": {"TRITONSERVER_DELAY_SCHEDULER": str(scheduling_models.HELD)}}
 
 
 def real_triton() -> str | None:
@@ -36,48 +39,61 @@ def real_triton() -> str | None:
 
 @contextmanager
 def ours(repository: str) -> Iterator[Address]:
-    address = _address(repository)
-    command = [
-        sys.executable,
-        "-m",
-        "tensorbus",
-        "serve",
-        f"--model-repository={address.repository}",
-        *FLAGS.get(repository, ()),
-    ]
-    command += [f"--http-port={address.http_port}", f"--grpc-port={address.grpc_port}"]
-    command += [f"--metrics-port={address.metrics_port}"]
-    with _running(command, address):
-        yield address
+    with _address(repository) as address:
+        command = [
+            sys.executable,
+            "-m",
+            "tensorbus",
+            "serve",
+            f"--model-repository={address.repository}",
+            *FLAGS.get(repository, ()),
+        ]
+        command += [f"--http-port={address.http_port}", f"--grpc-port={address.grpc_port}"]
+        command += [f"--metrics-port={address.metrics_port}"]
+        with _running(command, address, ENVIRONMENT.get(repository, {})):
+            yield address
 
 
 @contextmanager
 def theirs(repository: str) -> Iterator[Address]:
     script = real_triton()
     assert script, "TENSORBUS_REAL_TRITON is not set"
-    address = _address(repository)
-    with _running([script, address.repository, *FLAGS.get(repository, ())], address):
-        yield address
+    with _address(repository) as address:
+        command = [script, address.repository, *FLAGS.get(repository, ())]
+        with _running(command, address, ENVIRONMENT.get(repository, {})):
+            yield address
 
 
-def _address(repository: str) -> Address:
+@contextmanager
+def _address(repository: str) -> Iterator[Address]:
+    with tempfile.TemporaryDirectory() as directory:
+        if repository in scheduling_models.MODELS:
+            scheduling_models.write(Path(directory), repository)
+            yield Address(*_ports(), directory)
+        else:
+            yield Address(*_ports(), str(MODELS / repository))
+
+
+def _ports() -> tuple[int, int, int]:
     with ExitStack() as sockets:  # held together, so that the three differ
         found = [sockets.enter_context(socket.socket()) for _ in range(3)]
         for each in found:
             each.bind(("127.0.0.1", 0))
         http, grpc, metrics = (each.getsockname()[1] for each in found)
-    return Address(http, grpc, metrics, str(MODELS / repository))
+    return http, grpc, metrics
 
 
 @contextmanager
-def _running(command: list[str], address: Address) -> Iterator[None]:
+def _running(command: list[str], address: Address, more: Mapping[str, str]) -> Iterator[None]:
     ports = {
         "HTTP_PORT": str(address.http_port),
         "GRPC_PORT": str(address.grpc_port),
         "METRICS_PORT": str(address.metrics_port),
     }
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ports}, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **ports, **more}, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             _wait_until_live(process, address)
             yield
