@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from itertools import count
 
+from broker import caching
+from broker.caching import Caching
 from broker.calls import Calls, Lease, inputs_released
 from broker.ensembles import ORIGIN, Ensembles
 from broker.events import Action, Answer, Kill, Say
@@ -17,6 +19,7 @@ from broker.model import ModelVersion
 from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.releases import Releases
+from broker.response_cache import ResponseCache
 from broker.response_order import Held
 from broker.roster import Roster
 from metrics.recorder import BACKEND, CANCELED, OTHER
@@ -27,7 +30,9 @@ from protocol.messages import Executed, Response, Results
 class Answering:
     """``living`` are the requests that have no final answer yet, by id, wherever they are."""
 
-    def __init__(self, registry: Registry, roster: Roster, releases: Releases, epoch_ms: int) -> None:
+    def __init__(
+        self, registry: Registry, roster: Roster, releases: Releases, cache: ResponseCache, epoch_ms: int
+    ) -> None:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds."""
         self._roster = roster
         self._releases = releases
@@ -36,6 +41,7 @@ class Answering:
         ids = count(-1, -1)
         self.calls = Calls(registry, ids)
         self.ensembles = Ensembles(registry, ids, self)
+        self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
         self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
@@ -81,6 +87,9 @@ class Answering:
             actions += self.answer(version, pending, response, instance.key, frames, now)
             if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
                 actions.append(failure(version, pending, response.error[1]))
+        if version.sequences is not None:
+            for pending in dispatched.requests:
+                version.sequences.done(pending, now)
         return actions
 
     def _executed_in_part(
@@ -128,23 +137,29 @@ class Answering:
                 self.count_ended(version, pending, place.timing, now)
             else:
                 place.ended.append((pending, now))
+            if version.sequences is not None:
+                version.sequences.done(pending, now)
         return self.answer(version, pending, response, instance.key, frames, now) + actions
 
     def _again(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
-        if not version.config.iterative:
+        if not version.config.iterative or version.sequences is None:
             cause = "to reschedule a request needs sequence_batching { iterative_sequence: true } in the configuration"
             return self.fail(version, pending, InternalError(f"model '{version.name}': {cause}"), now)
         if pending.unwanted:
             return self.fail(version, pending, Cancelled(""), now)
         pending.holder = 0
         again(pending)
-        version.queue.push(pending)
+        version.sequences.again(pending, now)
         version.recorder.queued()
         return []
 
     def answer(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]:
+        if version.cached:
+            keeping = self.caching.keep(version, pending, response, origin, frames, now)
+            if keeping is not None:
+                return keeping
         if response.lease and any(tensor.shared for tensor in response.outputs):
             self._passed_on.setdefault(origin, set()).add(response.lease)
         if pending.whole is not None:
@@ -221,6 +236,8 @@ class Answering:
         """A request ends that no instance has answered. ``reason`` is for the metric, where the error does not say."""
         del self.living[pending.request.id]
         pending.answered = True
+        if version.sequences is not None and pending.holder:
+            version.sequences.done(pending, now)
         reason = reason or _REASONS.get(error.kind, BACKEND)
         version.recorder.failed(reason, now - pending.arrived_ns)
         actions = self.answer(version, pending, refusal(pending.request.id, error), "", (), now)
@@ -228,10 +245,14 @@ class Answering:
 
     def outputs_read(self, origin: str, lease: int, now: int) -> list[Action]:
         """Somebody has read the outputs of a response; the stub that has them is told with its next message."""
-        actions = self.ensembles.read(lease, now) if origin == ORIGIN else []
+        actions: list[Action] = []
         found = self._roster.serving(origin)
         if found is not None:
             self._releases.add(found[1], lease, now)
+        elif origin == ORIGIN:
+            actions = self.ensembles.read(lease, now)
+        elif origin == caching.ORIGIN:
+            self.caching.read(lease)
         unread = self._passed_on.get(origin)
         if unread is not None and lease in unread:
             unread.remove(lease)
@@ -266,6 +287,7 @@ class Answering:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
+        self.caching.check(self.living)
         self.calls.check(set(self.living))
         self.ensembles.check(set(self.living))
 

@@ -21,8 +21,10 @@ from broker.events import (
     Cancelled,
     DeadlinePassed,
     Event,
+    Kept,
     LoadModel,
     LoadModels,
+    LookedUp,
     ModelSaid,
     OutputsRead,
     Polled,
@@ -46,11 +48,13 @@ from broker.recovery import Recovery
 from broker.registry import Registry
 from broker.releases import Releases
 from broker.requests import Requests
+from broker.response_cache import ResponseCache
 from broker.roster import Roster
 from broker.serving import Serving
 from broker.settings import BrokerSettings
 from broker.startup import Startup, end_processes
 from broker.time_limits import TimeLimits
+from metrics.cache_record import CacheRecord
 from metrics.recorder import Recorder
 from protocol.messages import (
     Call,
@@ -76,14 +80,21 @@ class Core:
     """``handle`` each event, then ``dispatch`` once per turn: what came in together leaves together."""
 
     def __init__(
-        self, settings: BrokerSettings, recorder: Recorder, probe: Handle, nonce: bytes, epoch_ms: int
+        self,
+        settings: BrokerSettings,
+        recorder: Recorder,
+        probe: Handle,
+        nonce: bytes,
+        epoch_ms: int,
+        cache: ResponseCache | None = None,
     ) -> None:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``probe`` and ``nonce`` are for Load."""
         self._settings = settings
         self.registry = Registry()
         self._roster = Roster()
         self._releases = Releases(settings.release_delay_ns)
-        self._answering = Answering(self.registry, self._roster, self._releases, epoch_ms)
+        kept = cache or ResponseCache("", CacheRecord(0))
+        self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._requests = Requests(
@@ -106,19 +117,32 @@ class Core:
             lambda *settled: self._control.settled(*settled),
         )
         self._recovery = Recovery(settings, self._roster, self._answering)
-        self._serving = Serving(settings, self.registry, recorder, self._startup, self._answering.lends)
+        self._serving = Serving(
+            settings,
+            self.registry,
+            recorder,
+            self._startup,
+            self._answering.lends,
+            self._answering.caching.changed,
+        )
         lines = LoadLines(self._roster)
         self._control = ModelControl(self.registry, self._startup, self._serving, lines)
         self._asked = Asked(
             settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
         )
         self._metrics = MetricsOfModels(recorder.custom, self._roster)
-        self._on_event: dict[type, Callable[[Any, int], list[Action]]] = {
+        self._on_event = self._event_table()
+        self._on_message = self._message_table()
+
+    def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
+        return {
             Submitted: self._requests.submitted,
             Cancelled: lambda event, now: self._requests.cancel(event.request, now),
             OutputsRead: self._outputs_read,
             StubSaid: self._stub_said,
             StubDied: self._stub_died,
+            LookedUp: self._requests.looked_up,
+            Kept: self._answering.caching.kept,
             LoadModels: self._control.load_all,
             LoadModel: self._asked.load,
             Reload: self._asked.reload,
@@ -130,7 +154,6 @@ class Core:
             StartServing: self._asked.start,
             StopServing: self._stop_serving,
         }
-        self._on_message = self._message_table()
 
     def _message_table(self) -> dict[type, Callable[[str, Any, Frames, int], list[Action]]]:
         return {

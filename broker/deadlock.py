@@ -7,6 +7,8 @@ its calls. What can go on is what this graph reaches from instances that wait fo
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from broker.calls import Calls
 from broker.ensembles import Ensembles
 from broker.instance import Instance
@@ -15,10 +17,14 @@ from broker.queue import Pending
 
 Living = dict[int, tuple[ModelVersion, Pending]]  # requests by id
 Taker = tuple[str, int]  # ("instance", its index) or ("ensemble", id of the request)
+_CACHE = ("cache", 0)
 
 
-def is_stuck(call: Pending, calls: Calls, ensembles: Ensembles, living: Living) -> bool:
-    """Whether the call waits in vain. Cheap unless instances of its model wait for calls themselves."""
+def is_stuck(
+    call: Pending, calls: Calls, ensembles: Ensembles, living: Living, going: Container[int] = frozenset()
+) -> bool:
+    """Whether the call waits in vain. Cheap unless instances of its model wait for calls themselves. ``going`` are
+    requests that wait for none."""
     needs: dict[Taker, list[Pending]] = {}  # what each instance waits for
     takers: dict[int, list[Taker]] = {}  # the instances that each call waits for, by request id
     to_visit = [call]
@@ -26,6 +32,10 @@ def is_stuck(call: Pending, calls: Calls, ensembles: Ensembles, living: Living) 
         pending = to_visit.pop()
         id = pending.request.id
         takers[id] = []
+        if id in going:
+            takers[id].append(_CACHE)
+            needs[_CACHE] = []
+            continue
         if living[id][0].plan is not None:
             takers[id].append(("ensemble", id))
             needs["ensemble", id] = ensembles.running(id)

@@ -11,7 +11,7 @@ from broker.model import ModelVersion, VersionSource
 from broker.queue import Frames, Pending, ReplySink
 from protocol.errors import InternalError, ServingError
 from protocol.interpreters import Interpreter
-from protocol.messages import Request, Response, ToBroker, ToStub
+from protocol.messages import Request, Response, TensorRef, ToBroker, ToStub
 
 # --- events -----------------------------------------------------------------------------------------------------
 
@@ -62,6 +62,22 @@ class StubDied(NamedTuple):
     @property
     def cause(self) -> str:
         return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
+
+
+class LookedUp(NamedTuple):
+    """The answer to LookUp. ``digest`` stands for all that the response may depend on; b"" if it could not be read."""
+
+    request: int
+    digest: bytes
+    took_ns: int
+
+
+class Kept(NamedTuple):
+    """The answer to Keep; ``error`` is why not."""
+
+    request: int
+    took_ns: int
+    error: str = ""
 
 
 class LoadModels(NamedTuple):
@@ -157,6 +173,8 @@ Event = Union[
     OutputsRead,
     StubSaid,
     StubDied,
+    LookedUp,
+    Kept,
     LoadModels,
     UnloadModel,
     Polled,
@@ -188,6 +206,23 @@ class Answer(NamedTuple):
     response: Response
     origin: str = ""
     frames: Frames = ()
+
+
+class LookUp(NamedTuple):
+    """Digest a request to a model whose responses are cached; LookedUp answers. ``outputs`` are those asked for."""
+
+    pending: Pending
+    outputs: list[str]
+
+
+class Keep(NamedTuple):
+    """Copy the outputs of a response into the cache's memory, one after the other from ``start``, each aligned; Kept
+    answers."""
+
+    request: int
+    start: int
+    outputs: list[TensorRef]
+    frames: Frames
 
 
 class InputsReleased(NamedTuple):
@@ -277,6 +312,8 @@ class TellReady(NamedTuple):
 Action = Union[
     Send,
     Answer,
+    LookUp,
+    Keep,
     InputsReleased,
     Prepare,
     Spawn,

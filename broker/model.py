@@ -13,6 +13,8 @@ from broker.model_config import ModelConfig, Scheduler
 from broker.policy_queue import PolicyQueue
 from broker.queue import RequestQueue
 from broker.response_order import ResponseOrder
+from broker.sequence_rules import sequence_rules
+from broker.sequences import Sequences
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
 from protocol.interpreters import Interpreter
@@ -65,6 +67,7 @@ class ModelVersion:
         "_batching",
         "_checker",
         "accepts_until",
+        "cached",
         "config",
         "configuring",
         "expected",
@@ -80,6 +83,7 @@ class ModelVersion:
         "queue",
         "reason",
         "recorder",
+        "replaced",
         "sequences",
         "signature",
         "source",
@@ -100,7 +104,8 @@ class ModelVersion:
         self.order: ResponseOrder | None = None
         self.held_back = 0  # until so many wait, none is given to an instance; for tests that need exact batches
         self.plan: Plan | None = None  # of an ensemble, which has no instances
-        self.flows = 0  # requests that run through it, of an ensemble
+        self.cached = False  # its responses are
+        self.flows = 0  # requests that run through it, of an ensemble, or that the cache works for
         self.expected = 0  # requests to ensembles that may still come to it
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
@@ -108,7 +113,8 @@ class ModelVersion:
         self.is_up = False  # all its instances have come up; it serves once its whole generation is
         self.accepts_until = 0  # of one that has been replaced: a gateway may have found it before
         self.stays_until = 0  # of one that drains: callers still look at its outputs
-        self.sequences = 0  # of iterative requests, so far
+        self.sequences: Sequences | None = None  # in place of the queue, with sequence batching
+        self.replaced = False  # another generation serves; sequences that run here may go on
         self._checker: Checker | None = None
         self._batching: Batching | None = None
 
@@ -143,6 +149,10 @@ class ModelVersion:
             self.recorder.closed = dict.fromkeys(REASONS, 0)
             if self.config.message.dynamic_batching.preserve_ordering:
                 self.order = ResponseOrder()
+        elif self.config.scheduler is Scheduler.SEQUENCE:
+            self.sequences = Sequences(sequence_rules(self.config), self.instances, hold_back)
+            if self.config.message.sequence_batching.oldest.preserve_ordering:
+                self.order = ResponseOrder()
 
     def batch_size(self, request: Request) -> int:
         """The inferences that a (checked) request counts for."""
@@ -162,7 +172,12 @@ class ModelVersion:
     def in_flight(self) -> int:
         """Requests that are not answered finally."""
         held = sum(len(batch.unanswered()) for instance in self.instances for batch in instance.outstanding)
-        return held + sum(len(instance.open) for instance in self.instances) + len(self.queue) + self.flows
+        opened = sum(len(instance.open) for instance in self.instances)
+        return held + opened + self.waiting() + self.flows
+
+    def waiting(self) -> int:
+        """Requests that no instance has yet."""
+        return len(self.queue) if self.sequences is None else len(self.sequences)
 
     def gone(self) -> bool:
         gone = all(one.state is InstanceState.GONE for one in self.instances)
@@ -172,6 +187,8 @@ class ModelVersion:
         self.queue.check()
         if self.order is not None:
             self.order.check()
+        if self.sequences is not None:
+            self.sequences.check()
         for instance in self.instances:
             instance.check()
         assert self.state is not VersionState.READY or self.signature is not None

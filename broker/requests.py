@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
+from broker import sequencing
 from broker.answering import Answering, refusal
 from broker.calls import call_failed, not_ready
 from broker.deadlock import is_stuck
-from broker.events import Action, Answer, Say, Send, Submitted
+from broker.events import Action, Answer, LookedUp, Say, Send, Submitted
 from broker.instance import Dispatched, Instance, not_healthy
 from broker.iterative import begin
 from broker.model import ModelVersion
@@ -19,6 +20,7 @@ from broker.registry import Registry
 from broker.releases import Releases
 from broker.roster import Roster
 from broker.scheduler import assign
+from broker.sequences import Sequences
 from broker.settings import BrokerSettings
 from broker.time_limits import EXECUTE as EXECUTE_LIMIT
 from broker.time_limits import TimeLimits
@@ -29,6 +31,7 @@ from protocol.messages import (
     ANSWERED,
     CANCEL,
     EXECUTE,
+    SEQUENCE_START,
     Answered,
     Batch,
     Call,
@@ -78,6 +81,8 @@ class Requests:
             if self.stopping:  # before the look-up: a model that is unloaded already is not unknown
                 raise Unavailable(STOPPING)
             version = self._registry.for_request(request.model, request.version, now)
+            if version.sequences is not None and not request.flags & SEQUENCE_START:
+                version = self._registry.running(version, version.sequences, request.correlation_id)
             self.refuse_when_full(version, request.request_id)
         except ServingError as error:
             return [Answer(Pending(request, event.frames, event.sink, 1, event.arrived_ns), refusal(request.id, error))]
@@ -100,13 +105,6 @@ class Requests:
         """A model's own request; it comes while the server stops, too, or what is in flight could not be finished."""
         target = self._asked_before(message)
         if target is None:
-        """Raises Unavailable if too many wait, of whatever model. What models call and what ensembles lead to belongs to
-        requests that were taken, and is: it could not be refused without losing work."""
-            named = f" for model '{model}'" if model else ""
-            raise Unavailable(
-                f"requests wait in this server, which takes none{named} beyond --max-queued-requests={limit}"
-            )
-
             return self._open(key, message, frames, now)
         self._early_calls.add((key, message.call))
         return self._ask_ready(target, now, partial(self._open_if_ready, key, message, frames))
@@ -148,12 +146,22 @@ class Requests:
             self._waiting_calls.append(pending)
         return self._enqueue(version, pending, now)
 
-    def _enqueue(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
+    def _enqueue(self, version: ModelVersion, pending: Pending, now: int, missed: bool = False) -> list[Action]:
+        """``missed``: it is not in the cache."""
+        if version.cached and not missed:
+            return self._look_up(version, pending)
         queue = version.queue
         if queue.limited and queue.is_full(pending.request):
             id = pending.request.request_id or "<id_unknown>"
             full = refusal(pending.request.id, Unavailable(f"[request id: {id}] Exceeds maximum queue size"))
             return self._answering.answer(version, pending, full, "", (), now)
+        if version.sequences is not None:
+            try:
+                version.sequences.admit(pending.request, pending.batch_size)
+            except ServingError as error:
+                refused = refusal(pending.request.id, error)
+                actions = self._answering.answer(version, pending, refused, "", (), now)
+                return [*actions, sequencing.refused(version, pending, error)]
         self._answering.living[pending.request.id] = (version, pending)
         if version.plan is not None:
             return self._answering.ensembles.begin(version, pending, now)
@@ -166,19 +174,35 @@ class Requests:
             timeout_ns = queue.timeout_ns(pending.request)
             if timeout_ns:
                 heappush(self._timeouts, (pending.arrived_ns + timeout_ns, pending.request.id))
+        if version.order is not None and pending.sink is not None and not missed and version.sequences is None:
+            version.order.join(pending)
+        return self._queue(version, pending, now)
+
+    def _look_up(self, version: ModelVersion, pending: Pending) -> list[Action]:
         if version.order is not None and pending.sink is not None:
             version.order.join(pending)
-        self._queue(version, pending)
-        return []
+        return self._answering.caching.look_up(version, pending)
+
+    def looked_up(self, event: LookedUp, now: int) -> list[Action]:
+        actions, missed = self._answering.caching.found(event, now)
+        if missed is not None:
+            version, pending = missed
+            if pending.waits:
+                self._waiting_calls.append(pending)
+            actions += self._enqueue(version, pending, now, missed=True)
+        return actions
 
     def touch(self, version: ModelVersion) -> None:
         """Its instances may be able to take work now: look at the end of the turn."""
         self._dirty[version] = None
 
-    def _queue(self, version: ModelVersion, pending: Pending) -> None:
-        version.queue.push(pending)
+    def _queue(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
         version.recorder.queued()
         self._dirty[version] = None
+        if version.sequences is None:
+            version.queue.push(pending)
+            return []
+        return [sequencing.cut_short(version, pending)] if version.sequences.push(pending, now) else []
 
     # --- nobody wants it any more ---------------------------------------------------------------------------------
 
@@ -193,19 +217,35 @@ class Requests:
         if found is None or found[1].unwanted:
             return []
         version, pending = found
+        if request in self._answering.caching:
+            if self._answering.caching.give_up(request):
+                return self._answering.fail(version, pending, Cancelled(""), now)
+            return []
         if version.plan is not None:
             pending.unwanted = True
             return self._cancel_all(self._answering.ensembles.cancel(request), now)
         if not pending.holder:
-            version.queue.cancel(pending)
-            version.recorder.dequeued()
-            return self._answering.fail(version, pending, Cancelled(""), now)
+            return self._withdraw(version, pending, Cancelled(""), now)
         pending.unwanted = True
         holder = next(one for one in version.instances if one.index == pending.holder)
         actions: list[Action] = [Send(holder.key, Cancel(CANCEL, [request]))]
         for call in self._answering.calls.of(holder.index):
             if call.caller is not None and pending in call.caller.parents and _all_unwanted(call.caller.parents):
                 actions += self.cancel(call.request.id, now)
+        return actions
+
+    def _withdraw(self, version: ModelVersion, pending: Pending, error: ServingError, now: int) -> list[Action]:
+        """One that waits fails, and with it all of its sequence that wait."""
+        withdrawn = [pending]
+        if version.sequences is None:
+            version.queue.cancel(pending)
+        else:
+            withdrawn = version.sequences.cancel(pending, now)
+            self._dirty[version] = None
+        actions: list[Action] = []
+        for one in withdrawn:
+            version.recorder.dequeued()
+            actions += self._answering.fail(version, one, error, now)
         return actions
 
     def _cancel_all(self, requests: Iterable[int], now: int) -> list[Action]:
@@ -224,11 +264,18 @@ class Requests:
         if self._answering.ensembles.has_news:
             actions += self._queue_steps(now)
         for version in self._dirty:
+            if version.sequences is not None:
+                actions += self._dispatch_sequences(version, version.sequences, now)
+                continue
             if not version.queue:
                 continue
             assignments, again_ns = assign(version, self._settings, now)
             for instance, batches, why in assignments:
                 actions.append(self._execute(version, instance, batches, now))
+                if why:
+                    version.recorder.batch_closed(why)
+                    if self._settings.explains():
+                        actions.append(_explanation(version, instance, batches[0], why, now))
             if again_ns:
                 self._again[version] = again_ns
         self._dirty.clear()
@@ -238,10 +285,19 @@ class Requests:
                 actions += self._queue_steps(now)
         return actions
 
-                if why:
-                    version.recorder.batch_closed(why)
-                    if self._settings.explains():
-                        actions.append(_explanation(version, instance, batches[0], why, now))
+    def _dispatch_sequences(self, version: ModelVersion, sequences: Sequences, now: int) -> list[Action]:
+        actions: list[Action] = []
+        for pending in sequences.expire(now):
+            version.recorder.dequeued()
+            actions += self._answering.fail(version, pending, Unavailable(sequencing.EXPIRED), now, REJECTED)
+        for instance, requests, slots in sequences.take(now):
+            sequencing.take_turns(version, requests)
+            actions.append(self._execute(version, instance, [requests], now, slots))
+        again_ns = sequences.next_deadline()
+        if again_ns is not None:
+            self._again[version] = again_ns
+        return actions
+
     def _queue_steps(self, now: int) -> list[Action]:
         """What ensembles want done since the last turn; of some steps it is known at once that they fail."""
         ensembles = self._answering.ensembles
@@ -263,25 +319,34 @@ class Requests:
         actions: list[Action] = []
         for pending in self._waiting_calls:
             found = self._answering.living.get(pending.request.id)
-            if found is None or pending.holder or not self._is_stuck(pending):
+            if found is None or pending.holder or pending.request.id in self._answering.caching:
+                continue
+            if not self._is_stuck(pending):
                 continue
             version = found[0]
             if version.plan is not None:  # one of its steps is stuck, too, and ends it
                 continue
-            version.queue.cancel(pending)
-            version.recorder.dequeued()
             cause = InternalError(
                 f"Model {version.name} - Error when running inference: the call would wait for itself, since every "
                 f"instance of model '{version.name}' waits for it; add instances to its instance_group"
             )
-            actions += self._answering.fail(version, pending, cause, now)
+            actions += self._withdraw(version, pending, cause, now)
         self._waiting_calls.clear()
         return actions
 
     def _is_stuck(self, pending: Pending) -> bool:
-        return is_stuck(pending, self._answering.calls, self._answering.ensembles, self._answering.living)
+        answering = self._answering
+        return is_stuck(pending, answering.calls, answering.ensembles, answering.living, answering.caching)
 
-    def _execute(self, version: ModelVersion, instance: Instance, batches: list[list[Pending]], now: int) -> Send:
+    def _execute(
+        self,
+        version: ModelVersion,
+        instance: Instance,
+        batches: list[list[Pending]],
+        now: int,
+        slots: Sequence[int] = (),
+    ) -> Send:
+        """``slots`` are those of the only batch."""
         sent = []
         frames: list[memoryview | bytes] = []
         idle = not instance.outstanding
@@ -294,7 +359,7 @@ class Requests:
                 version.recorder.dequeued()
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now))
-            sent.append(Batch(self._last_batch, requests))
+            sent.append(Batch(self._last_batch, requests, list(slots)))
         if idle:
             self.limit(version, instance, now)
         return self._send(instance, sent, frames)
@@ -346,15 +411,6 @@ class Requests:
         return Send(instance.key, message, frames, instance.shared)
 
 
-def _refused(key: str, message: Call, error: ServingError) -> Send:
-    return Send(key, Answered(ANSWERED, message.call, refusal(0, error), ""))
-
-
-def _all_unwanted(pendings: Iterable[Pending]) -> bool:
-    return all(pending.unwanted for pending in pendings)
-
-
-def rebase(pending: Pending, frames: list[memoryview | bytes]) -> Request:
 def _explanation(version: ModelVersion, instance: Instance, batch: list[Pending], why: str, now: int) -> Say:
     fields = {
         "model": version.name,
@@ -369,6 +425,15 @@ def _explanation(version: ModelVersion, instance: Instance, batch: list[Pending]
     return Say("debug", "batch closed", fields)
 
 
+def _refused(key: str, message: Call, error: ServingError) -> Send:
+    return Send(key, Answered(ANSWERED, message.call, refusal(0, error), ""))
+
+
+def _all_unwanted(pendings: Iterable[Pending]) -> bool:
+    return all(pending.unwanted for pending in pendings)
+
+
+def rebase(pending: Pending, frames: list[memoryview | bytes]) -> Request:
     """The request with its inline tensors moved to the end of ``frames``, which grows by them."""
     first = len(frames)
     frames.extend(pending.frames)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import structlog
 import zmq
 
+from broker.cache_memory import CacheMemory
 from broker.core import Core
 from broker.events import (
     Abort,
@@ -26,7 +27,9 @@ from broker.events import (
     Done,
     Event,
     InputsReleased,
+    Keep,
     Kill,
+    LookUp,
     ModelSaid,
     OutputsRead,
     Override,
@@ -98,6 +101,7 @@ class BrokerServer:
         prepare: Callable[[ExecutionEnv], Awaitable[Interpreter]],
         repositories: Repositories,
         said: Callable[[ModelSaid], None],
+        cache: CacheMemory | None = None,
     ) -> None:
         self.core = core
         self._settings = settings
@@ -106,6 +110,7 @@ class BrokerServer:
         self._inbox: list[Event] = []
         self._prepare = prepare
         self._repositories = repositories
+        self._cache = cache
         self._tasks: set[asyncio.Task[None]] = set()
         self._sent = False  # since the socket was last looked at
         self._timer: asyncio.TimerHandle | None = None
@@ -114,6 +119,8 @@ class BrokerServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
+            LookUp: self._look_up,
+            Keep: self._keep,
             Send: self._send,
             InputsReleased: self._inputs_released,
             Prepare: lambda action: self._begin(self._prepared(action)),
@@ -148,6 +155,8 @@ class BrokerServer:
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()
+        if self._cache is not None:
+            self._cache.close()
         for segment in self._status_words.values():
             segment.close()
 
@@ -350,6 +359,20 @@ class BrokerServer:
             outputs = list(map(inlined, message.response.outputs))
             message = message._replace(response=message.response._replace(outputs=outputs))
         return message, frames
+
+    def _look_up(self, action: LookUp) -> None:
+        assert self._cache is not None
+        self._cache.look_up(action, self.post, self._post_from_thread)
+
+    def _keep(self, action: Keep) -> None:
+        assert self._cache is not None
+        self._cache.keep(action, self._kept, self._post_from_thread)
+
+    def _kept(self, event: Event) -> None:
+        self._carry_out(self.core.handle(event, time.monotonic_ns()))
+
+    def _post_from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self.post, event)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

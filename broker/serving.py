@@ -31,8 +31,11 @@ class Serving:
         recorder: Recorder,
         startup: Startup,
         lends: Callable[[ModelVersion], bool],
+        changed: Callable[[str], None],
     ) -> None:
-        """``lends`` tells whether other models still look at outputs of a version."""
+        """``lends`` tells whether other models still look at outputs of a version; ``changed`` is told of a model when
+        the versions that serve are about to be others, or none."""
+        self._changed = changed
         self._settings = settings
         self._registry = registry
         self._recorder = recorder
@@ -60,9 +63,11 @@ class Serving:
 
     def take_over(self, generation: Generation, now: int) -> list[Action]:
         model = generation.model
+        self._changed(model)
         replaced = [row for row in self._registry.rows(model) if row.state is VersionState.READY]
         for row in replaced:
             row.accepts_until = now + self._settings.release_delay_ns
+            row.replaced = True
             self._draining.drain(row)
         for version in generation.versions:
             version.state = VersionState.READY
@@ -114,6 +119,7 @@ class Serving:
 
     def _withdraw(self, model: str) -> None:
         """It takes no new requests any more, and neither does an ensemble that needs it."""
+        self._changed(model)
         for ensemble, generation in list(self._serving.items()):
             if ensemble != model and model in models_of(generation):
                 self._lost[ensemble] = sources_of(generation)

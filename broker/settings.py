@@ -22,6 +22,7 @@ class BrokerSettings:
     strict_readiness: bool = True
     explicit_control: bool = False  # models may be loaded and unloaded at run time
     load_concurrency: int = 4
+    response_cache: bool = False  # the server has one
     max_queued_requests: int = 0  # of all models together; 0: any number
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have

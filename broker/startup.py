@@ -131,6 +131,7 @@ class Startup:
             Say("warning", "not served yet; the model is served without it", {"model": version.name, "field": field})
             for field in config_loading.not_served(version.config)
         ]
+        actions += self._cache(version)
         version.signature = signature(version.config, version.version, version.source.labels)
         version.schedule(self._settings.delay_scheduler)
         for spec in version.config.instances:
@@ -149,7 +150,16 @@ class Startup:
             return self._fail(version, error, now)
         labels = {**plan.labels, **version.source.labels}
         version.signature = signature(version.config, version.version, labels)
-        return self._up(version, now)
+        return self._cache(version) + self._up(version, now)
+
+    def _cache(self, version: ModelVersion) -> list[Action]:
+        if not version.config.response_cache:
+            return []
+        version.cached = version.recorder.cached = self._settings.response_cache
+        if version.cached:
+            return []
+        cause = "the server has no response cache (--cache-config)"
+        return [Say("warning", "responses are not cached", {"model": version.name, "cause": cause})]
 
     # --- what the processes say -----------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from protocol.statistics import BatchStatistics, Duration, InferStatistics, Mode
 
 
 def statistics(version: ModelVersion) -> ModelStatistics:
-    """Every duration of a successful request counts once for it; its compute times are its batch's, in full."""
+    """Every duration of a successful request counts once for it; its compute times are its batch's, in full. Of what
+    came from the cache nothing was computed."""
     one = version.recorder
-    nothing = Duration(0, 0)
+    computed = one.success - one.cache_hit
     return ModelStatistics(
         name=version.name,
         version=version.version,
@@ -21,11 +22,11 @@ def statistics(version: ModelVersion) -> ModelStatistics:
             success=Duration(one.success, one.success_ns),
             fail=Duration(one.fail_count, one.fail_ns),
             queue=Duration(one.success, one.queue_ns),
-            compute_input=Duration(one.success, one.compute_input_ns),
-            compute_infer=Duration(one.success, one.compute_infer_ns),
-            compute_output=Duration(one.success, one.compute_output_ns),
-            cache_hit=nothing,
-            cache_miss=nothing,
+            compute_input=Duration(computed, one.compute_input_ns),
+            compute_infer=Duration(computed, one.compute_infer_ns),
+            compute_output=Duration(computed, one.compute_output_ns),
+            cache_hit=Duration(one.cache_hit, one.cache_hit_ns),
+            cache_miss=Duration(one.cache_miss, one.cache_miss_ns),
         ),
         batch_stats=[_batch(size, record) for size, record in sorted(one.batches.items())],
         response_stats=[_response(index, record) for index, record in sorted(one.responses.items())],

@@ -91,7 +91,34 @@ BATCH_CLOSED = Family(  # of models with dynamic batching, one child per reason:
     "batches",
 )
 
-# One child each, without labels.
+# Of models whose responses are cached.
+CACHE_HITS_OF_MODEL = Family("nv_cache_num_hits_per_model", "counter", "Number of cache hits per model", "requests")
+CACHE_MISSES_OF_MODEL = Family(
+    "nv_cache_num_misses_per_model", "counter", "Number of cache misses per model", "requests"
+)
+CACHE_HIT_DURATION = Family(
+    "nv_cache_hit_duration_per_model", "counter", "Total cache hit duration per model, in microseconds", "us"
+)
+CACHE_MISS_DURATION = Family(
+    "nv_cache_miss_duration_per_model",
+    "counter",
+    "Total cache miss (insert+lookup) duration per model, in microseconds",
+    "us",
+)
+
+# One child each, without labels; the first ones of a server that has a response cache.
+CACHE_UTILIZATION = Family("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]", "ratio")
+CACHE_ENTRIES = Family("nv_cache_num_entries", "gauge", "Number of responses stored in response cache", "responses")
+CACHE_HITS = Family("nv_cache_num_hits", "gauge", "Number of cache hits in response cache", "requests")
+CACHE_MISSES = Family("nv_cache_num_misses", "gauge", "Number of cache misses in response cache", "requests")
+CACHE_LOOKUPS = Family("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache", "requests")
+CACHE_EVICTIONS = Family("nv_cache_num_evictions", "gauge", "Number of cache evictions in response cache", "responses")
+CACHE_LOOKUP_DURATION = Family(
+    "nv_cache_lookup_duration", "gauge", "Total cache lookup duration (hit and miss), in microseconds", "us"
+)
+CACHE_INSERTION_DURATION = Family(
+    "nv_cache_insertion_duration", "gauge", "Total cache insertion duration, in microseconds", "us"
+)
 QUEUED_REQUESTS = Family(
     "tensorbus_queued_requests",
     "gauge",
@@ -133,7 +160,19 @@ CATALOGUE = (
     PENDING_REQUESTS,
     LOAD_DURATION,
     STUB_RESTARTS,
+    CACHE_HITS_OF_MODEL,
+    CACHE_MISSES_OF_MODEL,
+    CACHE_HIT_DURATION,
+    CACHE_MISS_DURATION,
     BATCH_CLOSED,
+    CACHE_UTILIZATION,
+    CACHE_ENTRIES,
+    CACHE_HITS,
+    CACHE_MISSES,
+    CACHE_LOOKUPS,
+    CACHE_EVICTIONS,
+    CACHE_LOOKUP_DURATION,
+    CACHE_INSERTION_DURATION,
     QUEUED_REQUESTS,
     QUEUED_BYTES,
     REFUSED_REQUESTS,

@@ -66,7 +66,8 @@ class MetricsEndpoint:
         with self._lock:  # two scrapes at once would halve the sampler's interval between them
             host = self._host.sample() if self._host else HostSample()
         recorder = self._recorder
-        return render(recorder, host, self._pinned_pool_bytes, recorder.custom or (), recorder.pressure).encode()
+        customs = recorder.custom or ()
+        return render(recorder, host, self._pinned_pool_bytes, customs, recorder.pressure, recorder.cache).encode()
 
 
 class _Server(socketserver.ThreadingTCPServer):

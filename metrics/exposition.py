@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from metrics import catalogue, custom
+from metrics.cache_record import CacheRecord
 from metrics.catalogue import Family
 from metrics.host import HostSample
 from metrics.pressure import Pressure
@@ -19,7 +20,7 @@ from metrics.recorder import FAILURE_REASONS, ModelRecorder
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-_Children = Iterable[tuple[str, float]]  # labels between the braces, value
+_Children = Iterable[tuple[str, float | str]]  # labels between the braces, value
 
 _BY_MODEL: tuple[tuple[Family, Callable[[ModelRecorder], float | None]], ...] = (
     (catalogue.INFERENCE_COUNT, lambda m: m.inference_count),
@@ -32,6 +33,10 @@ _BY_MODEL: tuple[tuple[Family, Callable[[ModelRecorder], float | None]], ...] = 
     (catalogue.PENDING_REQUESTS, lambda m: m.pending),
     (catalogue.LOAD_DURATION, lambda m: m.load_duration_s),
     (catalogue.STUB_RESTARTS, lambda m: m.restarts),
+    (catalogue.CACHE_HITS_OF_MODEL, lambda m: m.cache_hit if m.cached else None),
+    (catalogue.CACHE_MISSES_OF_MODEL, lambda m: m.cache_miss if m.cached else None),
+    (catalogue.CACHE_HIT_DURATION, lambda m: m.cache_hit_ns // 1000 if m.cached else None),
+    (catalogue.CACHE_MISS_DURATION, lambda m: m.cache_miss_ns // 1000 if m.cached else None),
 )
 
 
@@ -41,10 +46,12 @@ def render(
     pinned_pool_bytes: int,
     customs: Iterable[custom.Family] = (),
     pressure: Pressure | None = None,
+    cache: CacheRecord | None = None,
 ) -> str:
     """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used."""
     server = () if pressure is None else _server_families(pressure)
-    own = (*_model_families(list(models)), *server, *_host_families(host, pinned_pool_bytes))
+    cached = () if cache is None else _cache_families(cache)
+    own = (*_model_families(list(models)), *cached, *server, *_host_families(host, pinned_pool_bytes))
     families: list[tuple[Family | custom.Family, list[str]]] = [
         *((family, [_line(family.name, *child) for child in children]) for family, children in own),
         *((family, list(_custom_lines(family))) for family in customs),
@@ -89,6 +96,20 @@ def _model_families(models: list[ModelRecorder]) -> Iterator[tuple[Family, _Chil
         catalogue.BATCH_CLOSED,
         [(_labels(model, reason=why), count) for model in models for why, count in model.closed.items()],
     )
+
+
+def _cache_families(cache: CacheRecord) -> Iterator[tuple[Family, _Children]]:
+    for family, value in (
+        (catalogue.CACHE_UTILIZATION, _number(cache.used / cache.size)),
+        (catalogue.CACHE_ENTRIES, cache.entries),
+        (catalogue.CACHE_HITS, cache.hits),
+        (catalogue.CACHE_MISSES, cache.misses),
+        (catalogue.CACHE_LOOKUPS, cache.hits + cache.misses),
+        (catalogue.CACHE_EVICTIONS, cache.evictions),
+        (catalogue.CACHE_LOOKUP_DURATION, cache.lookup_ns // 1000),
+        (catalogue.CACHE_INSERTION_DURATION, cache.insertion_ns // 1000),
+    ):
+        yield family, [("", value)]
 
 
 def _server_families(pressure: Pressure) -> Iterator[tuple[Family, _Children]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from metrics.cache_record import CacheRecord
 from metrics.custom import CustomMetrics
 from metrics.pressure import Pressure
 
@@ -44,12 +45,17 @@ class ResponseRecord:
 class ModelRecorder:
     """One loaded model version. Lives as long as its load: a reload starts at 0 with a new one.
 
-    A request ends in exactly one of ``succeeded`` or ``failed``; one that validation or a full queue turned away ends
-    in neither. ``pending`` is up at ``queued`` and down at ``dequeued``, however the request leaves the queue.
+    A request ends in exactly one of ``succeeded``, ``hit`` or ``failed``; one that validation or a full queue turned
+    away ends in none. ``pending`` is up at ``queued`` and down at ``dequeued``, however the request leaves the queue.
     """
 
     __slots__ = (
         "batches",
+        "cache_hit",
+        "cache_hit_ns",
+        "cache_miss",
+        "cache_miss_ns",
+        "cached",
         "closed",
         "compute_infer_ns",
         "compute_input_ns",
@@ -93,6 +99,11 @@ class ModelRecorder:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.batches: dict[int, BatchRecord] = {}
+        self.cached = False  # its responses are
+        self.cache_hit = 0
+        self.cache_hit_ns = 0
+        self.cache_miss = 0
+        self.cache_miss_ns = 0
         self.closed: dict[str, int] = {}  # batches, by why; empty without dynamic batching
         self.responses: dict[int, ResponseRecord] = {}  # of a decoupled model, by their place in the request's
         self.load_duration_s: float | None = None  # set when the version is READY
@@ -134,6 +145,20 @@ class ModelRecorder:
         self.compute_output_ns += output_ns
         self.last_inference_ms = now_ms
 
+    def hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
+        """A request was answered from the cache: a success, but no inference."""
+        self.success += 1
+        self.success_ns += total_ns
+        self.queue_ns += queue_ns
+        self.cache_hit += 1
+        self.cache_hit_ns += lookup_ns
+
+    def missed(self, cache_ns: int) -> None:
+        """A request that was not in the cache has succeeded; ``cache_ns`` are for its look-up and what came of it."""
+        self.cache_miss += 1
+        self.cache_miss_ns += cache_ns
+        self.success_ns += cache_ns
+
     def responded(self, index: int, nanoseconds: int, failed: bool, empty: bool) -> None:
         """A decoupled model has sent a response, so long after the one before (or since the request left for it)."""
         record = self.responses.get(index)
@@ -160,7 +185,7 @@ class ModelRecorder:
         assert self.pending >= 0, self.pending
         assert sum(self.failures.values()) == self.fail_count, self.failures
         assert sum(batch.count for batch in self.batches.values()) == self.execution_count
-        assert self.inference_count >= self.success
+        assert self.inference_count >= self.success - self.cache_hit
 
 
 class Recorder:
@@ -170,6 +195,7 @@ class Recorder:
         """``custom``: whether models may have metrics of their own."""
         self._models: dict[tuple[str, int], ModelRecorder] = {}
         self.custom = CustomMetrics() if custom else None
+        self.cache: CacheRecord | None = None  # if the server has a response cache
         self.pressure = Pressure()
 
     def add(self, recorder: ModelRecorder) -> None:

@@ -1,7 +1,7 @@
 """One named, memory-mapped file: a header that says whose it is, then data.
 
 Relies on the creator being the only one who unlinks or resizes it. Pages are reserved before first use, because a page
-that cannot be had later is a SIGBUS and not an error.
+that cannot be had later is a SIGBUS and not an error (but see sparse.py).
 
     0        8        16       24       32                48       56       64       72         128
     +--------+--------+--------+--------+-----------------+--------+--------+--------+----------+--------- - -
@@ -111,13 +111,14 @@ class Segment:
         self._status = self.buf[STATUS_OFFSET : STATUS_OFFSET + 8].cast("Q")
 
     @classmethod
-    def create(cls, directory: str, nbytes: int) -> Segment:
-        """A new segment of this process with room for ``nbytes`` of data at least. Raises ShmFull."""
+    def create(cls, directory: str, nbytes: int, reserve: bool = True) -> Segment:
+        """A new segment of this process with room for ``nbytes`` of data at least. Without ``reserve`` only its header
+        may be touched (sparse.py). Raises ShmFull."""
         name = "tensorbus-{}-{}".format(os.getpid(), secrets.token_hex(16))
         path = os.path.join(directory, name)
         header = _HEADER.pack(MAGIC, LAYOUT_VERSION, *this_owner())
         try:
-            mapping = _create_file(path, header, segment_size(nbytes))
+            mapping = _create_file(path, header, segment_size(nbytes), reserve)
         except (OSError, OverflowError) as error:
             raise ShmFull("no shared memory: {}".format(getattr(error, "strerror", None) or "too large")) from None
         return cls(directory, name, mapping)
@@ -169,9 +170,9 @@ def map_private(directory: str, name: str, offset: int, nbytes: int) -> memoryvi
     return memoryview(mapping)[offset - start :]
 
 
-def _create_file(path: str, header: bytes, size: int) -> mmap.mmap:
-    if not _create_unnamed(path, header, size):
-        _create_named(path, header, size)
+def _create_file(path: str, header: bytes, size: int, reserve: bool) -> mmap.mmap:
+    if not _create_unnamed(path, header, size, reserve):
+        _create_named(path, header, size, reserve)
     try:
         return _map_file(path)
     except BaseException:
@@ -179,7 +180,7 @@ def _create_file(path: str, header: bytes, size: int) -> mmap.mmap:
         raise
 
 
-def _create_unnamed(path: str, header: bytes, size: int) -> bool:
+def _create_unnamed(path: str, header: bytes, size: int, reserve: bool) -> bool:
     """The file has no name until it is complete: whoever is killed on the way leaves nothing of which nobody knows the
     owner. False where the file system cannot do that, or there is no /proc to name it by.
     """
@@ -188,7 +189,7 @@ def _create_unnamed(path: str, header: bytes, size: int) -> bool:
     except (AttributeError, OSError):
         return False
     try:
-        _fill(fd, header, size)
+        _fill(fd, header, size, reserve)
         with contextlib.suppress(OSError):
             # Given a folder (of which an absolute path has no need) Python calls linkat, which follows /proc's link.
             os.link("/proc/self/fd/{}".format(fd), path, src_dir_fd=fd)
@@ -198,10 +199,10 @@ def _create_unnamed(path: str, header: bytes, size: int) -> bool:
         os.close(fd)
 
 
-def _create_named(path: str, header: bytes, size: int) -> None:
+def _create_named(path: str, header: bytes, size: int, reserve: bool) -> None:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        _fill(fd, header, size)
+        _fill(fd, header, size, reserve)
     except BaseException:
         os.unlink(path)
         raise
@@ -209,8 +210,11 @@ def _create_named(path: str, header: bytes, size: int) -> None:
         os.close(fd)
 
 
-def _fill(fd: int, header: bytes, size: int) -> None:
-    _reserve(fd, size)
+def _fill(fd: int, header: bytes, size: int, reserve: bool) -> None:
+    if reserve:
+        _reserve(fd, size)
+    else:
+        os.ftruncate(fd, size)
     os.pwrite(fd, header, 0)
 
 

@@ -37,6 +37,14 @@ class BackendSetting(NamedTuple):
     value: str
 
 
+class CacheSetting(NamedTuple):
+    """``--cache-config=<cache>,<key>=<value>``."""
+
+    cache: str
+    key: str
+    value: str
+
+
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +130,17 @@ def backend_setting(text: str) -> BackendSetting:
     if not (key and value):
         raise ValueError(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}")
     return BackendSetting(backend or "", key, value)
+
+
+def cache_setting(text: str) -> CacheSetting:
+    cache, key, value = _scoped(text)
+    if not cache:
+        raise ValueError(
+            f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
+        )
+    if not (key and value):
+        raise ValueError(f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}")
+    return CacheSetting(cache, key, value)
 
 
 def metrics_setting(text: str) -> tuple[str, str]:
@@ -283,7 +302,14 @@ FLAGS: tuple[Flag, ...] = (
         repeatable=True,
     ),
     _ignored("repoagent-directory", "Repository Agent"),
-    _later("cache-config", "Response Cache", str, repeatable=True),
+    Flag(
+        "cache-config",
+        "Response Cache",
+        cache_setting,
+        "keep responses of models that enable response_cache, in so much shared memory",
+        "local,size=<bytes>",
+        repeatable=True,
+    ),
     _ignored("cache-directory", "Response Cache"),
     _later("rate-limit", "Rate Limiter", one_of("rate-limit", "off", "execution_count"), "off"),
     _ignored("rate-limit-resource", "Rate Limiter"),
@@ -319,7 +345,7 @@ FLAGS: tuple[Flag, ...] = (
     _ignored("model-load-gpu-limit", "Memory/Device Management"),
     _later("allow-client-shm", "Shared Memory", boolean, False),
     Flag("strict-model-config", "DEPRECATED", boolean, instead="--disable-auto-complete-config"),
-    _later("response-cache-byte-size", "DEPRECATED", _SIZE, 0, instead="--cache-config"),
+    Flag("response-cache-byte-size", "DEPRECATED", _SIZE, instead="--cache-config"),
     _later("trace-level", "DEPRECATED", traces_level, False, instead="--trace-config level=<level>"),
     Flag("trace-file", "DEPRECATED", str, ignored=True, instead="--trace-config triton,file=<path>"),
     Flag("trace-rate", "DEPRECATED", integer(), ignored=True, instead="--trace-config rate=<rate>"),

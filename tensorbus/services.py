@@ -15,6 +15,7 @@ import structlog
 from broker.core import Core
 from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
+from broker.response_cache import ResponseCache
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
 from gateway.admission import Admission
@@ -29,6 +30,7 @@ from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
 from tensorbus import backends, gpus, reload
+from tensorbus.cache import open_cache
 from tensorbus.cloud import Cloud
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
@@ -70,6 +72,8 @@ class Services:
         self._housekeeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._backends = backends.find(settings.backend_directory, settings.backend_values)
+        cache = open_cache(settings.response_cache_nbytes, self._shm_directory, self._reader)
+        self.recorder.cache = cache and cache.responses.record
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
         self.functions = Functions(bus, self._launcher, self._on_thread_exit)
@@ -80,6 +84,7 @@ class Services:
             strict_readiness=settings.strict_readiness,
             explicit_control=settings.model_control_mode == "explicit",
             load_concurrency=settings.model_load_thread_count,
+            response_cache=cache is not None,
             max_queued_requests=settings.max_queued_requests,
             backends=self._backends,
             gpus=gpus.usable(),
@@ -90,7 +95,7 @@ class Services:
         self.repositories = Repositories(self._cloud, not settings.disable_auto_complete_config, run_dir)
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
-            self._core(broker_settings),
+            self._core(broker_settings, cache and cache.responses),
             broker_settings,
             self._reader,
             self.functions.spawn,
@@ -99,12 +104,13 @@ class Services:
             environments.interpreter,
             self.repositories,
             _said,
+            cache and cache.memory,
         )
 
-    def _core(self, settings: BrokerSettings) -> Core:
+    def _core(self, settings: BrokerSettings, cache: ResponseCache | None) -> Core:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
-        return Core(settings, self.recorder, self._probe(nonce), nonce, epoch_ms)
+        return Core(settings, self.recorder, self._probe(nonce), nonce, epoch_ms, cache)
 
     def _probe(self, nonce: bytes) -> Handle:
         """Where stubs find the nonce; nowhere if there is no shared memory, and then tensors go by message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,7 +12,18 @@ from typing import Any
 
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
-from tensorbus.flags import FLAGS, BackendSetting, Flag, Given, UsageError, arguments, bad_option, integer, read
+from tensorbus.flags import (
+    FLAGS,
+    BackendSetting,
+    CacheSetting,
+    Flag,
+    Given,
+    UsageError,
+    arguments,
+    bad_option,
+    integer,
+    read,
+)
 from tensorbus.logs import LogSettings
 
 __all__ = ["ServeSettings", "UsageError", "parse_serve", "usage"]
@@ -68,6 +80,9 @@ class ServeSettings:
     max_queued_bytes: int = field(default_factory=lambda: max(_shared_memory_nbytes() // 2, 1 << 30))
     max_unread_bytes: int = field(default_factory=lambda: min(_shared_memory_nbytes() // 16, 64 << 20))
 
+    cache_config: tuple[CacheSetting, ...] = ()
+    response_cache_byte_size: int = 0
+
     backend_directory: str = "/opt/tritonserver/backends"
     backend_config: tuple[BackendSetting, ...] = ()
 
@@ -87,6 +102,12 @@ class ServeSettings:
         """The --backend-config values that concern a backend; its own win over those of every backend."""
         every = {setting.key: setting.value for setting in self.backend_config if not setting.backend}
         return every | {setting.key: setting.value for setting in self.backend_config if setting.backend == backend}
+
+    @property
+    def response_cache_nbytes(self) -> int:
+        """0: there is none."""
+        sizes = [int(setting.value) for setting in self.cache_config if setting.key == "size"]
+        return sizes[-1] if sizes else self.response_cache_byte_size
 
     @property
     def shm_default_byte_size(self) -> int:
@@ -115,6 +136,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     )
     settings = dataclasses.replace(settings, metrics_address=settings.metrics_address or settings.http_address)
     _check_ports(settings)
+    _check_cache(settings)
     _check_python_backend(settings)
     return settings
 
@@ -152,7 +174,7 @@ def _shared_memory_nbytes() -> int:
 def _fields(given: list[Given]) -> dict[str, Any]:
     """Field values: the last of a flag wins, all of a repeatable one count."""
     values: dict[str, Any] = {}
-    names = {field.name for field in dataclasses.fields(ServeSettings)}
+    names = {field.name for field in dataclasses.fields(ServeSettings)} - set(_NO_FLAGS)
     for flag, _, value in given:
         name = {"model-store": "model_repository"}.get(flag.name, flag.name.replace("-", "_"))
         if name in names:
@@ -170,11 +192,17 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _deprecations(given: list[Given]) -> Iterator[str]:
-    for flag, _, _ in given:
+    for flag, _, value in given:
         if flag.name == "strict-model-config":
             yield (
                 "Warning: '--strict-model-config' has been deprecated! "
                 "Please use '--disable-auto-complete-config' instead."
+            )
+        elif flag.name == "response-cache-byte-size":
+            yield (
+                "Warning: '--response-cache-byte-size' has been deprecated! This will default to the 'local' cache "
+                "implementation with the provided byte size for its config. Please use '--cache-config' instead. "
+                f"The equivalent --cache-config CLI args would be: '--cache-config=local,size={value}'"
             )
         elif flag.instead:
             yield (
@@ -225,6 +253,21 @@ def _check_ports(settings: ServeSettings) -> None:
                 f"The server cannot listen to {one} requests and {other} requests "
                 f"at the same address and port {place[0]}:{place[1]}"
             )
+
+
+def _check_cache(settings: ServeSettings) -> None:
+    names = {setting.cache for setting in settings.cache_config}
+    if len(names) > 1:
+        raise UsageError("found multiple cache configurations, but only a single cache is currently supported")
+    if names - {"local"}:
+        library = f"libtritoncache_{names.pop()}.so"
+        raise UsageError(f"unable to find '{library}' for cache. The only cache is 'local'")
+    sizes = [setting.value for setting in settings.cache_config if setting.key == "size"]
+    if names and not sizes:
+        raise UsageError("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
+    for size in sizes:
+        if not re.fullmatch("[0-9]{1,18}", size, re.ASCII) or not int(size):
+            raise UsageError(f"Failed to initialize LocalCache: 'size' must be a number of bytes above 0. Got {size}")
 
 
 # The Python backend's own limits and texts; the first text and its limit disagree in the original too.

@@ -53,7 +53,7 @@ def options_table(settings: ServeSettings, version: str, extensions: Sequence[st
         ("min_supported_compute_capability", f"{settings.min_supported_compute_capability:.1f}"),
         ("strict_readiness", str(int(settings.strict_readiness))),
         ("exit_timeout", str(settings.exit_timeout_secs)),
-        ("cache_enabled", "0"),
+        ("cache_enabled", str(int(settings.response_cache_nbytes > 0))),
     ]
     return table(("Option", "Value"), rows)
 

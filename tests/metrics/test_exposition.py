@@ -3,6 +3,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from metrics.cache_record import CacheRecord
 from metrics.catalogue import CATALOGUE
 from metrics.custom import CustomMetrics
 from metrics.exposition import render
@@ -56,7 +57,8 @@ def test_every_figure_stands_under_its_name_with_integers_bare() -> None:
 
 def test_each_family_has_one_help_and_one_type_before_its_children() -> None:
     models = [recorder_with_traffic("a"), recorder_with_traffic("b")]
-    lines = render(models, HOST, 0, pressure=Pressure()).splitlines()
+    models[1].cached = True
+    lines = render(models, HOST, 0, pressure=Pressure(), cache=CacheRecord(1)).splitlines()
     at = lines.index("# TYPE nv_inference_count counter")
 
     assert lines[at - 1] == "# HELP nv_inference_count " + (
@@ -90,6 +92,34 @@ def test_what_the_whole_server_holds_is_the_sum_of_its_models() -> None:
     ]
 
 
+def test_the_cache_has_figures_of_its_own_and_of_each_model_that_uses_it() -> None:
+    cached, other = ModelRecorder("a", 1), recorder_with_traffic("b")
+    cached.cached = True
+    cached.hit(9_000, 2_000, 3_000)
+    cached.hit(9_000, 2_000, 3_000)
+    cached.missed(5_000)
+    cache = CacheRecord(400)
+    cache.used, cache.entries, cache.hits, cache.misses, cache.evictions = 100, 1, 2, 3, 4
+    cache.lookup_ns, cache.insertion_ns = 7_900, 8_000
+    text = render([cached, other], HOST, 0, cache=cache)
+    assert [line for line in text.splitlines() if line.startswith("nv_cache_")] == [
+        'nv_cache_num_hits_per_model{model="a",version="1"} 2',
+        'nv_cache_num_misses_per_model{model="a",version="1"} 1',
+        'nv_cache_hit_duration_per_model{model="a",version="1"} 6',
+        'nv_cache_miss_duration_per_model{model="a",version="1"} 5',
+        "nv_cache_util 0.25",
+        "nv_cache_num_entries 1",
+        "nv_cache_num_hits 2",
+        "nv_cache_num_misses 3",
+        "nv_cache_num_lookups 5",
+        "nv_cache_num_evictions 4",
+        "nv_cache_lookup_duration 7",
+        "nv_cache_insertion_duration 8",
+    ]
+    assert 'nv_inference_count{model="a",version="1"} 0' in text.splitlines()
+    assert 'nv_inference_request_success{model="a",version="1"} 2' in text.splitlines()
+
+
 def test_a_family_without_children_is_absent() -> None:
     text = render([], HostSample(), 0)
     assert not any(name in text for name in (*PER_MODEL, "nv_cpu_"))
@@ -106,7 +136,8 @@ def test_metric_tags_are_labels_with_an_underscore_in_front_and_any_text_as_valu
 
 def test_a_prometheus_parser_reads_back_what_was_recorded() -> None:
     tagged = recorder_with_traffic(tags={"team": 'a"b\\c\nd'})
-    text = render([tagged], HOST, 268435456, pressure=Pressure())
+    tagged.cached = True
+    text = render([tagged], HOST, 268435456, pressure=Pressure(), cache=CacheRecord(1))
     families = list(text_string_to_metric_families(text))
 
     # The parser takes a counter's "_total" for a suffix of its own.

@@ -109,7 +109,6 @@ def test_flags_without_effect_are_listed_once_each() -> None:
         "--rate-limit=execution_count",
         "--grpc-use-ssl=true",
         "--http-restricted-api=health:k=v",
-        "--cache-config=local,size=1048576",
         "--trace-config=level=TIMESTAMPS",
         "--trace-level=max",
         "--metrics-config=summary_latencies=true",
@@ -186,6 +185,42 @@ def test_two_services_cannot_share_a_port(argv: list[str], names: str, place: st
 )
 def test_services_that_do_not_meet_may_have_the_same_port(argv: list[str]) -> None:
     parse_serve(argv)
+
+
+def test_the_cache_has_the_size_that_either_flag_says() -> None:
+    assert parse_serve([]).response_cache_nbytes == 0
+    assert parse_serve(["--cache-config=local,size=1048576"]).response_cache_nbytes == 1048576
+    assert parse_serve(["--cache-config", "local,size=1", "--cache-config", "local,size=2"]).response_cache_nbytes == 2
+    old = parse_serve(["--response-cache-byte-size=4096"])
+    assert old.response_cache_nbytes == 4096
+    assert old.deprecations == (
+        "Warning: '--response-cache-byte-size' has been deprecated! This will default to the 'local' cache "
+        "implementation with the provided byte size for its config. Please use '--cache-config' instead. "
+        "The equivalent --cache-config CLI args would be: '--cache-config=local,size=4096'",
+    )
+    assert parse_serve(["--cache-directory=/opt/caches"]).ignored_flags == ("cache-directory",)
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["local"], "No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got local"),
+        (["size=1"], "No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got size=1"),
+        (["local,size"], "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size"),
+        (["local,size="], "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size="),
+        (["local,foo=1"], "Failed to initialize LocalCache: config didn't contain a valid 'size' field."),
+        (["local,size=0"], "Failed to initialize LocalCache: 'size' must be a number of bytes above 0. Got 0"),
+        (["local,size=-5"], "Failed to initialize LocalCache: 'size' must be a number of bytes above 0. Got -5"),
+        (["local,size=1k"], "Failed to initialize LocalCache: 'size' must be a number of bytes above 0. Got 1k"),
+        (["redis,host=x"], "unable to find 'libtritoncache_redis.so' for cache. The only cache is 'local'"),
+        (
+            ["local,size=1024", "redis,host=x"],
+            "found multiple cache configurations, but only a single cache is currently supported",
+        ),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(arguments: list[str], reason: str) -> None:
+    assert reason in refusal(*(f"--cache-config={text}" for text in arguments))
 
 
 def test_deprecated_flags_work_and_are_told() -> None:
