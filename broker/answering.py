@@ -6,6 +6,7 @@ if a response sender ended it, else in ``fail``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 
 from broker import caching
@@ -281,9 +282,10 @@ class Answering:
                 actions += self.outputs_read(key, one.response.lease, now)
         return actions
 
-    def lends(self, version: ModelVersion) -> bool:
-        """Whether models look at outputs of it, or steps of ensembles are to."""
-        return self.calls.lends(version) or self.ensembles.lends(version)
+    def lends(self, instances: Iterable[Instance]) -> bool:
+        """Whether models look at outputs of them, or steps of ensembles are to."""
+        keys = {instance.key for instance in instances}
+        return self.calls.lends(keys) or self.ensembles.lends(keys)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -6,7 +6,7 @@ for models, where the name of the model called comes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from broker.events import Action, InputsReleased, Send
 from broker.model import ModelVersion
@@ -117,9 +117,8 @@ class Calls:
         self._of.pop(instance, None)
         return calls, sorted(self._borrowed.pop(instance, ()))
 
-    def lends(self, version: ModelVersion) -> bool:
-        """Whether callers look at outputs of it."""
-        keys = {instance.key for instance in version.instances}
+    def lends(self, keys: Collection[str]) -> bool:
+        """Whether callers look at outputs of these stubs."""
         return any(origin in keys for leases in self._borrowed.values() for origin, _ in leases)
 
     def check(self, living: set[int]) -> None:

@@ -28,6 +28,8 @@ from broker.serving import Serving
 from broker.startup import Startup
 from protocol.errors import InvalidArgument, ServingError, Unavailable
 
+_SETTLE_NS = 5_000_000_000  # a load waits so long for instances that it has made superfluous
+
 
 class ModelControl:
     """Invariant: a version that is LOADING belongs to the generation of its model's line."""
@@ -83,7 +85,7 @@ class ModelControl:
 
     def _poll(self, line: LoadLine) -> Poll:
         self._last_poll += 1
-        line.poll, line.generation = self._last_poll, None
+        line.poll, line.generation, line.settles_until = self._last_poll, None, 0
         return Poll(line.poll, line.orders[0].model, line.orders[0].override)
 
     def polled(self, event: Polled, now: int) -> list[Action]:
@@ -105,11 +107,10 @@ class ModelControl:
         if sources[0].config.scheduler is Scheduler.ENSEMBLE:
             line.sources = sources
             return []
-        line.generation = Generation(sources, now)
-        actions = self._startup.load(line.generation, now)
-        if any(self._lines.is_urgent(order.asker) for order in line.orders):
-            actions += self._startup.hurry(line.generation, now)
-        return actions
+        generation = line.generation = Generation(sources, now, self._serving.kept(sources))
+        urgent = any(self._lines.is_urgent(order.asker) for order in line.orders)
+        actions = self._startup.load(generation, now)
+        return actions + self._startup.hurry(generation, now) if urgent else actions
 
     def _is_unchanged(self, line: LoadLine, sources: list[VersionSource]) -> bool:
         """What comes with a request is always loaded."""
@@ -121,10 +122,13 @@ class ModelControl:
         line = self._lines.get(generation.model)
         if line is None or line.generation is not generation:
             return []
-        if all(one.is_up and one.state is VersionState.LOADING for one in generation.versions):
+        if generation.came_up():
             actions = self._serving.take_over(generation, now)
             self._bring_back(line.model)
-            return actions + self._next(line, None)
+            if self._serving.is_settled(line.model):
+                return actions + self._next(line, None)
+            line.generation, line.settles_until = None, now + _SETTLE_NS
+            return actions
         failed = load_failed(generation)
         actions = self._serving.abandon(generation, now)
         actions.append(Say("error", f"failed to load '{generation.model}'", {}))
@@ -146,6 +150,8 @@ class ModelControl:
         if line is None:
             return []
         actions: list[Action] = []
+        if line.settles_until:  # it was loaded
+            actions.append(told(line.orders.popleft().asker, None))
         failed = InvalidArgument(f"load failed for model '{model}': it was unloaded meanwhile\n")
         if line.generation is not None:
             actions += self._serving.abandon(line.generation, now)
@@ -206,7 +212,14 @@ class ModelControl:
     def leave(self, now: int) -> list[Action]:
         """Whatever can go a step further does; at the end of every turn."""
         actions = self._assemble(now) if self._lines else []
-        return actions + self._serving.leave(now)
+        actions += self._serving.leave(now)
+        for line in [one for one in self._lines.values() if one.settles_until]:
+            if self._serving.is_settled(line.model) or line.settles_until <= now:
+                actions += self._next(line, None)
+        return actions
+
+    def next_deadline(self) -> int | None:
+        return min((one.settles_until for one in self._lines.values() if one.settles_until), default=None)
 
     @property
     def assembling(self) -> bool:
@@ -216,6 +229,7 @@ class ModelControl:
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         for model, line in self._lines.items():
+            assert not line.settles_until or line.orders
             assert line.orders or line.generation is not None or line.sources, model
             assert all(order.model == model for order in line.orders)
             assert line.generation is None or not line.generation.settled()
@@ -227,6 +241,10 @@ class ModelControl:
 def load_failed(generation: Generation) -> InvalidArgument:
     """What whoever asked is told; siblings of those that failed are no news."""
     clauses = [
+        f"version {one.version} is at {one.state.value} state: {one.update.error.status_text()};\n"
+        for one in generation.kept
+        if one.update is not None and one.update.error is not None
+    ] + [
         f"version {one.version} is at {one.state.value} state: {one.reason};\n"
         for one in generation.versions
         if one.state is VersionState.UNAVAILABLE

@@ -42,6 +42,7 @@ from broker.events import (
 from broker.instance import IllegalTransition, Instance, InstanceEvent
 from broker.load_lines import LoadLines
 from broker.model import ModelVersion, VersionState
+from broker.processes import end_processes
 from broker.queue import Frames
 from broker.readiness import Readiness
 from broker.recovery import Recovery
@@ -52,7 +53,7 @@ from broker.response_cache import ResponseCache
 from broker.roster import Roster
 from broker.serving import Serving
 from broker.settings import BrokerSettings
-from broker.startup import Startup, end_processes
+from broker.startup import Startup
 from broker.time_limits import TimeLimits
 from metrics.cache_record import CacheRecord
 from metrics.recorder import Recorder
@@ -235,7 +236,7 @@ class Core:
         return actions + ended + self.readiness.died(event.key, now)
 
     def _instance_died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
-        if version.state is VersionState.LOADING:
+        if version.state is VersionState.LOADING or instance in version.joining:
             failed = self._startup.process_died(version, instance.spec.name, event, now)
             instance.on(InstanceEvent.DIED)
             return failed
@@ -271,6 +272,7 @@ class Core:
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
             self._serving.next_deadline(),
+            self._control.next_deadline(),
             self._limits.next_deadline(),
         )
         return min((at for at in deadlines if at is not None), default=None)

@@ -52,7 +52,7 @@ def is_stuck(
 def _waited_for(pending: Pending, living: Living) -> list[Instance]:
     version = living[pending.request.id][0]
     if pending.holder:
-        return [one for one in version.instances if one.index == pending.holder]
+        return [one for one in version.every_instance() if one.index == pending.holder]
     return [one for one in version.instances if not one.spec.passive]
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from broker.events import Action, Discard, Say
+from broker.instance import Instance
 from broker.model import UNLOADED, ModelVersion, VersionState
+from broker.processes import end_processes
 from broker.registry import Registry
 from broker.settings import BrokerSettings
-from broker.startup import end_processes
 from metrics.recorder import Recorder
 
 
@@ -20,9 +21,13 @@ class Draining:
     for as long as they have processes."""
 
     def __init__(
-        self, settings: BrokerSettings, registry: Registry, recorder: Recorder, lends: Callable[[ModelVersion], bool]
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        recorder: Recorder,
+        lends: Callable[[Iterable[Instance]], bool],
     ) -> None:
-        """``lends`` tells whether other models still look at outputs of a version."""
+        """``lends`` tells whether other models still look at outputs of the instances."""
         self._settings = settings
         self._registry = registry
         self._recorder = recorder
@@ -66,7 +71,7 @@ class Draining:
             return True
         if version.replaced and version.sequences is not None and version.sequences.live:
             return True
-        if not self._lends(version):
+        if not self._lends(version.every_instance()):
             return False
         version.stays_until = version.stays_until or now + self._settings.patience_ns
         return now < version.stays_until
@@ -78,6 +83,7 @@ class Draining:
             actions.append(Say("info", f"successfully unloaded '{version.name}' version {version.version}", {}))
         del self._ending[version]
         version.instances.clear()
+        version.leaving.clear()
         self._registry.drop(version)
         generation = version.generation
         if generation.private_directory and not any(one in self for one in generation.versions):

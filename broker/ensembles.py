@@ -7,7 +7,7 @@ request keeps the versions that its models had when it came: none of them goes b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from broker.calls import as_clients_see, model_shapes
@@ -167,9 +167,8 @@ class Ensembles:
         flow = self._flows.get(request)
         return [] if flow is None else list(flow.steps.values())
 
-    def lends(self, version: ModelVersion) -> bool:
-        """Whether outputs of it wait for their readers."""
-        keys = {instance.key for instance in version.instances}
+    def lends(self, keys: Collection[str]) -> bool:
+        """Whether outputs of these stubs wait for their readers."""
         return any(origin in keys for origin, _ in self._lent)
 
     # --- on its way -------------------------------------------------------------------------------------------------

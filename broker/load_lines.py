@@ -25,13 +25,14 @@ class LoadLine:
     """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
     waits in between, as ``sources``, for its models."""
 
-    __slots__ = ("generation", "model", "orders", "poll", "sources")
+    __slots__ = ("generation", "model", "orders", "poll", "settles_until", "sources")
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.orders: deque[LoadModel] = deque()
         self.poll = 0
         self.generation: Generation | None = None
+        self.settles_until = 0  # it is loaded, and waits so long for instances of before to be gone
         self.sources: list[VersionSource] = []
 
     @property

@@ -49,6 +49,7 @@ class VersionSource:
     refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
     requirements: str = ""  # path of the requirements.txt beside its config.pbtxt, if there is one
     fingerprint: str = ""  # of all files of the model; another one when any has changed
+    files: str = ""  # the same of those that its processes may have read
     private_directory: str = ""  # was made for this load and goes with it
 
     @property
@@ -60,8 +61,25 @@ class VersionSource:
         return f"{self.version_directory}/{self.config.default_model_filename}"
 
 
+class InstanceUpdate:
+    """What a version that serves is to become, though nothing but its instances is to change."""
+
+    __slots__ = ("config", "error", "generation", "is_up", "source", "surplus")
+
+    def __init__(self, source: VersionSource, generation: Generation) -> None:
+        self.source = source
+        self.generation = generation  # that the version is to be part of
+        self.config: ModelConfig | None = None  # complete; None until the update has begun
+        self.surplus: list[Instance] = []  # go when the new ones are up
+        self.is_up = False
+        self.error: ServingError | None = None  # why it cannot be; what has served goes on as it was
+
+
 class ModelVersion:
-    """``signature``, ``recorder`` and instances exist from the time its configuration is complete."""
+    """``signature``, ``recorder`` and instances exist from the time its configuration is complete.
+
+    ``instances`` are those that do its work. Those of an update that is under way stand in ``joining`` until all of
+    them are up, those that it has made superfluous in ``leaving`` until they are gone."""
 
     __slots__ = (
         "_batching",
@@ -77,6 +95,8 @@ class ModelVersion:
         "instances",
         "interpreter",
         "is_up",
+        "joining",
+        "leaving",
         "load_started_ns",
         "order",
         "plan",
@@ -89,6 +109,8 @@ class ModelVersion:
         "source",
         "state",
         "stays_until",
+        "tries",
+        "update",
     )
 
     def __init__(self, source: VersionSource, generation: Generation, now: int) -> None:
@@ -99,6 +121,9 @@ class ModelVersion:
         self.reason = ""
         self.configuring: str | None = None  # key of the process that runs auto_complete_config
         self.instances: list[Instance] = []
+        self.joining: list[Instance] = []
+        self.leaving: list[Instance] = []
+        self.update: InstanceUpdate | None = None
         self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
         self.queue: RequestQueue | PolicyQueue = RequestQueue()
         self.order: ResponseOrder | None = None
@@ -110,6 +135,7 @@ class ModelVersion:
         self.signature: Signature | None = None
         self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
         self.load_started_ns = now
+        self.tries = 0  # to load it again, after it has failed
         self.is_up = False  # all its instances have come up; it serves once its whole generation is
         self.accepts_until = 0  # of one that has been replaced: a gateway may have found it before
         self.stays_until = 0  # of one that drains: callers still look at its outputs
@@ -150,7 +176,7 @@ class ModelVersion:
             if self.config.message.dynamic_batching.preserve_ordering:
                 self.order = ResponseOrder()
         elif self.config.scheduler is Scheduler.SEQUENCE:
-            self.sequences = Sequences(sequence_rules(self.config), self.instances, hold_back)
+            self.sequences = Sequences(sequence_rules(self.config), self.instances, hold_back, self.leaving)
             if self.config.message.sequence_batching.oldest.preserve_ordering:
                 self.order = ResponseOrder()
 
@@ -169,18 +195,21 @@ class ModelVersion:
                 return None
         return self.instances[0] if self.instances else None
 
+    def every_instance(self) -> list[Instance]:
+        return [*self.instances, *self.joining, *self.leaving]
+
     def in_flight(self) -> int:
         """Requests that are not answered finally."""
-        held = sum(len(batch.unanswered()) for instance in self.instances for batch in instance.outstanding)
-        opened = sum(len(instance.open) for instance in self.instances)
-        return held + opened + self.waiting() + self.flows
+        instances = self.every_instance()
+        held = sum(len(batch.unanswered()) for instance in instances for batch in instance.outstanding)
+        return held + sum(len(instance.open) for instance in instances) + self.waiting() + self.flows
 
     def waiting(self) -> int:
         """Requests that no instance has yet."""
         return len(self.queue) if self.sequences is None else len(self.sequences)
 
     def gone(self) -> bool:
-        gone = all(one.state is InstanceState.GONE for one in self.instances)
+        gone = all(one.state is InstanceState.GONE for one in self.every_instance())
         return gone and self.configuring is None and not self.flows
 
     def check(self) -> None:
@@ -189,34 +218,57 @@ class ModelVersion:
             self.order.check()
         if self.sequences is not None:
             self.sequences.check()
-        for instance in self.instances:
+        for instance in self.every_instance():
             instance.check()
+        assert not self.joining or (self.update is not None and not self.update.is_up)
         assert self.state is not VersionState.READY or self.signature is not None
 
 
 class Generation:
-    """The versions of one model that are loaded together: they serve together or not at all."""
+    """The versions of one model that are loaded together: they serve together or not at all.
 
-    __slots__ = ("versions",)
+    ``kept`` are those that serve already, in the generation before, and stay with an update of their instances."""
 
-    def __init__(self, sources: Sequence[VersionSource], now: int) -> None:
-        self.versions = [ModelVersion(source, self, now) for source in sources]
+    __slots__ = ("first", "kept", "versions")
+
+    def __init__(self, sources: Sequence[VersionSource], now: int, kept: Sequence[ModelVersion] = ()) -> None:
+        self.first = sources[0]
+        self.kept = list(kept)
+        stays = {one.version: one for one in kept}
+        for source in sources:
+            if source.version in stays:
+                stays[source.version].update = InstanceUpdate(source, self)
+        self.versions = [ModelVersion(source, self, now) for source in sources if source.version not in stays]
 
     @property
     def model(self) -> str:
-        return self.versions[0].name
+        return self.first.model
 
     @property
     def fingerprint(self) -> str:
-        return self.versions[0].source.fingerprint
+        return self.first.fingerprint
 
     @property
     def private_directory(self) -> str:
-        return self.versions[0].source.private_directory
+        return self.first.private_directory
 
     def settled(self) -> bool:
         """Each version is up or has failed."""
-        return all(one.is_up or one.state is not VersionState.LOADING for one in self.versions)
+        updates = [one.update for one in self.kept if one.update is not None]
+        return all(one.is_up or one.state is not VersionState.LOADING for one in self.versions) and all(
+            update.is_up or update.error is not None for update in updates
+        )
+
+    def take_kept(self) -> list[ModelVersion]:
+        """They are versions of it like the others now."""
+        kept, self.kept = self.kept, []
+        self.versions = sorted([*self.versions, *kept], key=lambda one: one.version)
+        return kept
+
+    def came_up(self) -> bool:
+        return all(one.is_up and one.state is VersionState.LOADING for one in self.versions) and all(
+            one.update is not None and one.update.is_up for one in self.kept
+        )
 
     def serves(self) -> bool:
         return all(one.state is VersionState.READY for one in self.versions)

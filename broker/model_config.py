@@ -6,7 +6,7 @@ The message is kept whole beside the typed fields because the config endpoint ec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from google.protobuf import text_format
@@ -55,6 +55,7 @@ class InstanceSpec:
     kind: str  # "CPU", "GPU" or "MODEL"
     device_id: int
     passive: bool
+    likeness: bytes = field(default=b"", compare=False)  # its group, but for name, count and devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,13 @@ def _instances(group: Message) -> list[InstanceSpec]:
     """Device after device within one count, as the original names and starts them."""
     kind = group.Kind.Name(group.kind).removeprefix("KIND_")
     devices = list(group.gpus) if kind == "GPU" else [0]
+    rest = type(group)()
+    rest.CopyFrom(group)
+    for name in ("name", "count", "gpus"):
+        rest.ClearField(name)
+    likeness = rest.SerializeToString(deterministic=True)
     return [
-        InstanceSpec(f"{group.name}_{count}", kind, device, group.passive)
+        InstanceSpec(f"{group.name}_{count}", kind, device, group.passive, likeness)
         for count in range(group.count)
         for device in devices
     ]

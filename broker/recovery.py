@@ -11,11 +11,11 @@ from broker.answering import Answering
 from broker.events import Action, Say, Spawn, StubDied
 from broker.instance import Instance, InstanceEvent, InstanceState, Timing, not_healthy
 from broker.model import ModelVersion
+from broker.processes import start_process
 from broker.queue import Pending
 from broker.roster import Roster
 from broker.sequences import Sequences
 from broker.settings import BrokerSettings
-from broker.startup import start_process
 from protocol.errors import InternalError
 
 
@@ -40,6 +40,9 @@ class Recovery:
         expected = instance.state is InstanceState.FINISHING
         instance.on(InstanceEvent.DIED)
         if expected:
+            return actions
+        if instance in version.leaving:
+            instance.on(InstanceEvent.FINISH)
             return actions
         instance.back_off(now, self._settings)
         version.recorder.restarts += 1

@@ -25,6 +25,7 @@ CONFIG_FILE = "config.pbtxt"
 REQUIREMENTS_FILE = "requirements.txt"
 _CUSTOM_STUB = "triton_python_backend_stub"
 VARIANTS = "configs"  # a model's folder of further config files, chosen by --model-config-name
+CONFIG_ENTRIES = (CONFIG_FILE, VARIANTS)
 NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
 DUPLICATE_REASON = "model appears in two or more repositories"
 _NOT_FOUND = "model not found in any model repository."

@@ -227,7 +227,7 @@ class Requests:
         if not pending.holder:
             return self._withdraw(version, pending, Cancelled(""), now)
         pending.unwanted = True
-        holder = next(one for one in version.instances if one.index == pending.holder)
+        holder = next(one for one in version.every_instance() if one.index == pending.holder)
         actions: list[Action] = [Send(holder.key, Cancel(CANCEL, [request]))]
         for call in self._answering.calls.of(holder.index):
             if call.caller is not None and pending in call.caller.parents and _all_unwanted(call.caller.parents):

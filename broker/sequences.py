@@ -13,6 +13,7 @@ not ended begins it anew in its place, behind what waits there.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequential
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -37,10 +38,14 @@ class SlotBatch(NamedTuple):
 class Sequences:
     """Invariant: whatever has been pushed comes back exactly once, by ``take`` or as what a method returns."""
 
-    def __init__(self, rules: SequenceRules, instances: list[Instance], held_back: int = 0) -> None:
-        """``held_back``: until so many wait none is taken; for tests that need exact batches."""
+    def __init__(
+        self, rules: SequenceRules, instances: list[Instance], held_back: int = 0, leaving: Sequential[Instance] = ()
+    ) -> None:
+        """``held_back``: until so many wait none is taken; for tests that need exact batches. Those that are
+        ``leaving`` only go on with the sequences that they have."""
         self.rules = rules
         self._instances = instances  # it is filled later
+        self._leaving = leaving
         self._held_back = held_back
         self._live: dict[Id, Sequence] = {}  # those that have not ended
         self._backlog: dict[Sequence, None] = {}  # without a slot, the oldest first
@@ -174,7 +179,7 @@ class Sequences:
             return []
         self._held_back = self._again_ns = 0
         batches = []
-        for instance in self._instances:
+        for instance in (*self._instances, *self._leaving):
             ready = self._ready.get(instance.index)
             if ready and not instance.outstanding and instance.state is InstanceState.READY:
                 chosen, again_ns = choose(ready, self.rules, now)
@@ -231,6 +236,10 @@ class Sequences:
             del self._of[pending.request.id]
         self._waiting -= count
         return withdrawn
+
+    def holds(self, instance: Instance) -> bool:
+        """Whether it has sequences that have not ended."""
+        return bool(self._seated.get(instance.index))
 
     # --- an instance's end ----------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class BrokerSettings:
     load_concurrency: int = 4
     response_cache: bool = False  # the server has one
     max_queued_requests: int = 0  # of all models together; 0: any number
+    load_retries: int = 0  # of each version
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold

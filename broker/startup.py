@@ -4,21 +4,24 @@
          -> per instance: Spawn, Hello, Load "serve", Ready -> all ready: it is up
 
 Any failure on the way makes the version UNAVAILABLE with the reason, and its processes are killed. What becomes of the
-versions once each is up or has failed is for control.py.
+versions once each is up or has failed is for control.py. Of a version that is to have other instances, only those that
+are new start, and what has served is left alone if that fails.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
 from broker.ensemble import Plan
-from broker.events import Action, Kill, Prepare, Prepared, Say, Send, Spawn, StubDied, Watch
+from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, Watch
 from broker.instance import Instance, InstanceEvent, InstanceState
-from broker.model import UNLOADED, Generation, ModelVersion, VersionState
-from broker.model_config import ModelConfig
+from broker.instance_update import compare, with_instances
+from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
+from broker.model_config import InstanceSpec, ModelConfig
+from broker.processes import end_process, end_processes, spawn, start_process
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
@@ -26,7 +29,7 @@ from broker.signature import initialize_args, signature
 from broker.time_limits import LOAD as LOAD_LIMIT
 from broker.time_limits import TimeLimits
 from protocol.errors import InternalError, ServingError, error_of
-from protocol.messages import FINISH, LOAD, VERSION, Configured, Failed, Finish, Handle, Hello, Load, Ready
+from protocol.messages import LOAD, VERSION, Configured, Failed, Handle, Hello, Load, Ready
 
 
 class Startup:
@@ -61,13 +64,14 @@ class Startup:
         actions: list[Action] = []
         for version in generation.versions:
             self._registry.add(version)
+        for version in (*generation.kept, *generation.versions):
             self._waiting.append(version)
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
         return actions + self._start_waiting(now)
 
     def hurry(self, generation: Generation, now: int) -> list[Action]:
         """A model that is itself loading waits for it: it must not wait for that one's place."""
-        waiting = [version for version in generation.versions if version in self._waiting]
+        waiting = [version for version in (*generation.kept, *generation.versions) if version in self._waiting]
         actions: list[Action] = []
         for version in waiting:
             self._waiting.remove(version)
@@ -78,7 +82,7 @@ class Startup:
         actions: list[Action] = []
         while self._waiting and len(self._busy) < self._settings.load_concurrency:
             version = self._waiting.popleft()
-            if version.state is VersionState.LOADING:  # else it was given up
+            if version.state is VersionState.LOADING or version.update is not None:  # else it was given up
                 self._busy.add(version)
                 actions += self._configure(version, now)
         return actions
@@ -91,9 +95,15 @@ class Startup:
                 version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
                 self._busy.discard(version)
                 actions += end_processes(version, finish=version.is_up)
+        for version in generation.kept:
+            self._busy.discard(version)
+            actions += _stop_joining(version)
+            version.update = None
         return actions + self._start_waiting(now)
 
     def _configure(self, version: ModelVersion, now: int) -> list[Action]:
+        if version.update is not None:
+            return self._join(version, version.update, now)
         if version.plan is not None:
             return self._set_up_ensemble(version, version.plan, now)
         try:
@@ -134,11 +144,24 @@ class Startup:
         actions += self._cache(version)
         version.signature = signature(version.config, version.version, version.source.labels)
         version.schedule(self._settings.delay_scheduler)
-        for spec in version.config.instances:
-            instance = Instance(spec, self._roster.next_index())
-            version.instances.append(instance)
-            actions.append(start_process(self._roster, version, instance))
-        return actions
+        instances, started = self._start(version, version.config.instances)
+        version.instances += instances
+        return actions + started
+
+    def _start(self, version: ModelVersion, specs: Iterable[InstanceSpec]) -> tuple[list[Instance], list[Action]]:
+        instances = [Instance(spec, self._roster.next_index()) for spec in specs]
+        return instances, [start_process(self._roster, version, instance) for instance in instances]
+
+    def _join(self, version: ModelVersion, update: InstanceUpdate, now: int) -> list[Action]:
+        """A version that serves gets what it lacks of the instances that are wanted."""
+        try:
+            wanted = config_loading.prepare(update.source.config, self._settings.gpus, self._backend(version))
+        except ServingError as error:
+            return self._fail(version, error, now)
+        update.config = with_instances(version.config, wanted)
+        specs, update.surplus = compare(version.instances, update.config.instances)
+        version.joining, actions = self._start(version, specs)
+        return actions + self._up_if_ready(version, now)
 
     def _set_up_ensemble(self, version: ModelVersion, plan: Plan, now: int) -> list[Action]:
         """It has no process: it is up as soon as it is known to be right."""
@@ -197,7 +220,9 @@ class Startup:
         version, instance = found
         instance.on(InstanceEvent.HELLO)
         self._limits.begin(key, instance.spec.name, version.config, LOAD_LIMIT, now)
-        config = with_settings(version.config, self._backend(version))
+        update = version.update if instance in version.joining else None
+        config = update.config if update is not None and update.config is not None else version.config
+        config = with_settings(config, self._backend(version))
         args = initialize_args(config, instance.spec, version.version, version.source.directory)
         return [self._send_load(key, "serve", version, args)]
 
@@ -236,18 +261,24 @@ class Startup:
         if not instance.shared:
             cause = "it does not share our shared memory"
             actions.append(Say("warning", "tensors travel inline", {"instance": instance.spec.name, "cause": cause}))
-        if version.state is VersionState.LOADING and version.healthy():
-            actions += self._up(version, now)
+        if version.state is VersionState.LOADING or instance in version.joining:
+            actions += self._up_if_ready(version, now)
         return actions
+
+    def _up_if_ready(self, version: ModelVersion, now: int) -> list[Action]:
+        awaited = version.instances if version.update is None else version.joining
+        if any(instance.state is not InstanceState.READY for instance in awaited):
+            return []
+        return self._up(version, now)
 
     def _instance_failed(self, version: ModelVersion, instance: Instance, message: Failed, now: int) -> list[Action]:
         """Its process exits by itself; a restart that fails is tried again later."""
-        if version.state is VersionState.LOADING:
+        if version.state is VersionState.LOADING or instance in version.joining:
             return self._fail(version, error_of(message.error, message.text), now)
         return [Say("error", "a restarted instance failed", {"instance": instance.spec.name, "cause": message.text})]
 
     def process_died(self, version: ModelVersion, name: str, event: StubDied, now: int) -> list[Action]:
-        """A process of a version that is still loading died before it had said why."""
+        """A process of a version that is still loading, or one that was to join it, died before it had said why."""
         failed = self._fail(version, event.error(name), now)
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
@@ -255,23 +286,48 @@ class Startup:
     # --- how it ends ----------------------------------------------------------------------------------------------
 
     def _up(self, version: ModelVersion, now: int) -> list[Action]:
+        if version.update is not None:
+            version.update.is_up = True
+            return self._end(version, now)
         version.is_up = True
         version.recorder.load_duration_s = (now - version.load_started_ns) / 1e9
         return self._end(version, now)
 
     def _fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
+        cause = f"failed to load '{version.name}' version {version.version}: {error.status_text()}"
+        actions: list[Action] = [Say("error", cause, {})]
+        if version.update is not None:
+            version.update.error = error
+            return [*actions, *_stop_joining(version), *self._end(version, now)]
         if version.state is not VersionState.LOADING:
             return []
+        if version.tries < self._settings.load_retries:
+            return [*actions, *self._try_again(version, now)]
         version.state = VersionState.UNAVAILABLE
         version.reason = error.status_text()
-        cause = f"failed to load '{version.name}' version {version.version}: {version.reason}"
-        actions: list[Action] = [Say("error", cause, {})]
         return actions + end_processes(version, finish=False) + self._end(version, now)
+
+    def _try_again(self, version: ModelVersion, now: int) -> list[Action]:
+        version.tries += 1
+        actions = end_processes(version, finish=False)
+        version.leaving += version.instances
+        version.instances.clear()
+        version.configuring, version.config = None, version.source.config
+        return actions + self._configure(version, now)
 
     def _end(self, version: ModelVersion, now: int) -> list[Action]:
         self._busy.discard(version)
-        settled = self._settled(version.generation, now) if version.generation.settled() else []
+        generation = version.generation if version.update is None else version.update.generation
+        settled = self._settled(generation, now) if generation.settled() else []
         return settled + self._start_waiting(now)
+
+
+def _stop_joining(version: ModelVersion) -> list[Action]:
+    """What was to join a version that serves is not wanted."""
+    actions = [action for instance in version.joining for action in end_process(instance, finish=False)]
+    version.leaving += version.joining
+    version.joining = []
+    return actions
 
 
 def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, str]:
@@ -281,27 +337,3 @@ def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, 
         "model_version": str(version.version),
         "model_name": version.name,
     }
-
-
-def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> Spawn:
-    """The next process of an instance, which is STARTING."""
-    roster.add_instance(version, instance)
-    return spawn(version, instance.key, instance.spec.name)
-
-
-def spawn(version: ModelVersion, key: str, what: str) -> Spawn:
-    return Spawn(key, f"{version.name}:{version.version} {what}", version.source, version.interpreter)
-
-
-def end_processes(version: ModelVersion, finish: bool) -> list[Action]:
-    """Of a version that holds no request. With ``finish`` those that serve may finalize; the rest is killed."""
-    actions: list[Action] = []
-    if version.configuring is not None:
-        actions.append(Kill(version.configuring))
-    for instance in version.instances:
-        if instance.state in (InstanceState.FINISHING, InstanceState.GONE):
-            continue
-        serves = instance.state is InstanceState.READY
-        if instance.on(InstanceEvent.FINISH) is InstanceState.FINISHING:
-            actions.append(Send(instance.key, Finish(FINISH)) if finish and serves else Kill(instance.key))
-    return actions

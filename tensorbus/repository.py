@@ -16,7 +16,7 @@ from broker.events import LoadModels, Override
 from broker.model import UNLOADED, Labels, VersionSource, VersionState
 from broker.registry import Registry
 from broker.server import BrokerServer
-from broker.stamps import fingerprint
+from broker.stamps import Fingerprints
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 from tensorbus.cloud import Cloud
 
@@ -152,7 +152,7 @@ def _version_sources(
     directory: repository.ModelDirectory, versions: Sequence[int], private: str = ""
 ) -> list[VersionSource]:
     labels, refusal = _read_files(directory)
-    seen = fingerprint(directory.path)
+    seen = Fingerprints(directory.path, repository.CONFIG_ENTRIES)
     return [
         VersionSource(
             directory.name,
@@ -162,7 +162,8 @@ def _version_sources(
             labels,
             refusal,
             directory.requirements,
-            seen,
+            seen.all,
+            seen.version(version),
             private,
         )
         for version in versions
