@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
-from typing import cast
+from typing import NamedTuple, cast
 
 from gateway.grpc_call import Call, StreamCall, UnaryCall
 from gateway.grpc_head import (
@@ -25,6 +25,7 @@ from gateway.grpc_head import (
     trailers,
     trailers_only,
 )
+from gateway.grpc_inflating import Held, Inflaters, Inflating
 from gateway.grpc_message import Buffer, Memory
 from gateway.grpc_outgoing import Outgoing, Release
 from gateway.grpc_service import INFER, STREAM, GrpcService
@@ -38,16 +39,26 @@ _TURN_NBYTES = 1 << 20  # of one call; then the others are asked
 _UNSENT_NBYTES = 256 << 10  # of answers to pings and the like that a client may leave us with
 
 
+class Shared(NamedTuple):
+    """What the connections of a front have in common."""
+
+    service: GrpcService
+    memory: Memory
+    inflaters: Inflaters
+    receive_view: memoryview  # what is read into it is consumed before anyone else reads
+
+
 class _Open:
     """A call that is open, what it sends, and its deadline."""
 
-    __slots__ = ("begun", "call", "outgoing", "timer")
+    __slots__ = ("begun", "call", "held", "outgoing", "timer")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.outgoing = Outgoing(call)
         self.begun = False  # the response's headers have left
         self.timer: asyncio.TimerHandle | None = None
+        self.held: Held | None = None
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
@@ -55,22 +66,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
     are among them and may have something to send."""
 
     def __init__(
-        self,
-        service: GrpcService,
-        memory: Memory,
-        receive_view: memoryview,
-        on_made: Callable[[GrpcConnection], None],
-        on_lost: Callable[[GrpcConnection], None],
+        self, shared: Shared, on_made: Callable[[GrpcConnection], None], on_lost: Callable[[GrpcConnection], None]
     ) -> None:
-        self._service = service
-        self._memory = memory
-        self._receive_view = receive_view  # shared: what is read into it is consumed before anyone else reads
+        self._service, self._memory, self._inflaters, self._receive_view = shared
         self._on_made = on_made
         self._on_lost = on_lost
         self._http2 = Http2Connection(read_head)
         self._calls: dict[int, _Open] = {}
         self._waiting: dict[int, _Open] = {}
-        self._direct: tuple[memoryview, Call] | None = None
+        self._direct: tuple[memoryview, _Open] | None = None
         self._releases: list[Release] = []  # of what the transport is sending
         self._blocked = False  # the transport holds bytes that the client has not taken
         self._paused = False
@@ -91,7 +95,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._direct = self._find_direct()
         return self._receive_view if self._direct is None else self._direct[0]
 
-    def _find_direct(self) -> tuple[memoryview, Call] | None:
+    def _find_direct(self) -> tuple[memoryview, _Open] | None:
         """Where the rest of a large payload belongs, and the head of the next frame behind it, which the following
         payload then covers."""
         http2 = self._http2
@@ -101,25 +105,25 @@ class GrpcConnection(asyncio.BufferedProtocol):
         room = open.call.incoming.room if open is not None else None
         if open is None or room is None or len(room) < _DIRECT_NBYTES:
             return None
-        return room[: http2.rest + HEAD_NBYTES], open.call
+        return room[: http2.rest + HEAD_NBYTES], open
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._direct is None:
             self._on_events(self._http2.receive(self._receive_view[:nbytes], monotonic()))
         else:
-            (room, call), self._direct = self._direct, None
-            self._received_directly(room, call, nbytes)
+            (room, open), self._direct = self._direct, None
+            self._received_directly(room, open, nbytes)
         if self._http2.waiting_nbytes > _UNSENT_NBYTES and self._blocked:
             self._paused = True
             self._transport.pause_reading()
         if self._waiting or self._http2.waiting_nbytes:
             self._flush()
 
-    def _received_directly(self, room: memoryview, call: Call, nbytes: int) -> None:
+    def _received_directly(self, room: memoryview, open: _Open, nbytes: int) -> None:
         http2 = self._http2
         stream, taken = http2.payload_of, min(nbytes, http2.rest)
         behind = bytes(room[taken:nbytes])
-        self._feed(stream, call, call.incoming.filled(taken), ended=False)
+        self._feed(stream, open, open.call.incoming.filled(taken), ended=False)
         self._on_events(http2.received(taken))
         if behind:
             self._on_events(http2.receive(behind, monotonic()))
@@ -166,7 +170,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if head.timeout_s is not None:
             open.timer = self._loop.call_later(head.timeout_s, self._on_deadline, id)
         if request.ended:
-            self._feed(id, call, (), ended=True)
+            self._feed(id, open, (), ended=True)
 
     def _make(self, head: Head, on_ready: Callable[[], None]) -> Call | None:
         if head.path == STREAM:
@@ -179,19 +183,32 @@ class GrpcConnection(asyncio.BufferedProtocol):
         open = self._calls.get(event.stream)
         if open is not None and (event.ended or not open.call.incoming.put(event.data)):
             messages = open.call.incoming.feed(event.data) if len(event.data) else ()
-            self._feed(event.stream, open.call, messages, event.ended)
+            self._feed(event.stream, open, messages, event.ended)
 
-    def _feed(self, id: int, call: Call, messages: Iterable[Buffer], ended: bool) -> None:
+    def _feed(self, id: int, open: _Open, messages: Iterable[Buffer | Inflating], ended: bool) -> None:
         try:
             for message in messages:
-                call.receive(message)
-            if ended:
-                call.half_close()
+                if open.held is not None:
+                    open.held.add(message)
+                elif isinstance(message, Inflating):
+                    open.held = Held(self._inflaters.finish(message))
+                    open.held.inflated.add_done_callback(partial(self._on_inflated, id, open))
+                else:
+                    open.call.receive(message)
+            if ended and open.held is not None:
+                open.held.ended = True
+            elif ended:
+                open.call.half_close()
         except (ServingError, GrpcError) as error:
             self._end(id, error)
         except Exception as error:
             self._end(id, InternalError("internal error"))
             self._loop.call_exception_handler({"message": "a gRPC call failed", "exception": error})
+
+    def _on_inflated(self, id: int, open: _Open, inflated: asyncio.Future[memoryview]) -> None:
+        held, open.held = open.held, None
+        if held is not None and not inflated.cancelled():
+            self._feed(id, open, held, held.ended)
 
     # --- responses ------------------------------------------------------------------------------------------------
 
@@ -274,6 +291,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._waiting.pop(id, None)
             if open.timer is not None:
                 open.timer.cancel()
+            if open.held is not None:
+                open.held.inflated.cancel()
+                open.held = None
             open.call.cancel()
             open.outgoing.close(self._releases)
             if self._releases:

@@ -7,8 +7,9 @@ import contextlib
 import errno
 import socket
 
-from gateway.grpc_connection import GrpcConnection
+from gateway.grpc_connection import GrpcConnection, Shared
 from gateway.grpc_in_flight import SHUTTING_DOWN
+from gateway.grpc_inflating import Inflaters
 from gateway.grpc_message import Memory
 from gateway.grpc_service import GrpcService
 from protocol.errors import Unavailable
@@ -27,8 +28,7 @@ class GrpcEngine:
         self._service = service
         self._address = address
         self._connections: set[GrpcConnection] = set()
-        self._memory = Memory()
-        self._receive_view = memoryview(bytearray(_RECEIVE_NBYTES))
+        self._shared = Shared(service, Memory(), Inflaters(), memoryview(bytearray(_RECEIVE_NBYTES)))
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -67,10 +67,11 @@ class GrpcEngine:
         for connection in list(self._connections):
             connection.abort()
         await self._until_all_are_gone(_FLUSH_S)
+        self._shared.inflaters.close()
 
     def trim(self) -> None:
         """Now and then, for memory that has not been used for a while."""
-        self._memory.trim()
+        self._shared.memory.trim()
 
     async def _until_all_are_gone(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -80,7 +81,7 @@ class GrpcEngine:
                     await self._all_gone.wait()
 
     def _connection(self) -> GrpcConnection:
-        return GrpcConnection(self._service, self._memory, self._receive_view, self._connections.add, self._forget)
+        return GrpcConnection(self._shared, self._connections.add, self._forget)
 
     def _forget(self, connection: GrpcConnection) -> None:
         self._connections.discard(connection)

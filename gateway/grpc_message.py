@@ -10,21 +10,18 @@ Whoever is given a message must be done with it when asking for the next: its me
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from struct import Struct
 from typing import NamedTuple
 
 from gateway.grpc_head import IDENTITY, RESOURCE_EXHAUSTED, UNIMPLEMENTED, GrpcError
+from gateway.grpc_inflating import MAX_NBYTES, WINDOW_BITS, Inflating, too_large
+from gateway.grpc_inflating import Buffer as Buffer
 from protocol.errors import InternalError
 
-MAX_NBYTES = 2**31 - 1
 LARGE_NBYTES = 64 << 10  # from here on a message is worth memory, or writes, of its own
 _KEPT_NBYTES = 64 << 20
 PREFIX = Struct(">BL")
-_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-
-Buffer = bytes | memoryview
 
 
 class LargeMessage(NamedTuple):
@@ -82,7 +79,8 @@ class Memory:
 
 class Incoming:
     """``feed`` and ``filled`` give the messages that are complete now, in order; each is valid until the next one is
-    asked for. They raise GrpcError or InternalError where the bytes are no message; nothing may be fed after that."""
+    asked for. One of which much is to be inflated is given as that work, with memory of its own. They raise GrpcError
+    or InternalError where the bytes are no message; nothing may be fed after that."""
 
     __slots__ = ("_begun", "_compressed", "_encoding", "_large", "_memory", "_nbytes", "_refuse", "_room")
 
@@ -117,16 +115,18 @@ class Incoming:
         self._room = room[nbytes:]
         return True
 
-    def filled(self, nbytes: int) -> Iterator[Buffer]:
+    def filled(self, nbytes: int) -> Iterator[Buffer | Inflating]:
         """So many bytes have been put at the start of ``room``."""
         assert self._room is not None and self._large is not None
         self._room = self._room[nbytes:]
         if not self._room:
             message, self._large, self._room = self._large, None, None
-            yield self._complete(message)
-            self._memory.give_back(message)
+            complete = self._complete(message)
+            yield complete
+            if complete is message:
+                self._memory.give_back(message)
 
-    def feed(self, data: Buffer) -> Iterator[Buffer]:
+    def feed(self, data: Buffer) -> Iterator[Buffer | Inflating]:
         position, end = 0, len(data)
         if not self._begun and self._nbytes < 0:  # mostly one whole message comes at once
             position = yield from self._whole(data)
@@ -147,7 +147,7 @@ class Incoming:
                 if len(self._begun) == wanted:
                     yield from self._end_of_part()
 
-    def _whole(self, data: Buffer) -> Generator[Buffer, None, int]:
+    def _whole(self, data: Buffer) -> Generator[Buffer | Inflating, None, int]:
         """The small messages that ``data`` begins with, and how many bytes they take."""
         position, end = 0, len(data)
         while end - position >= PREFIX.size:
@@ -159,7 +159,7 @@ class Incoming:
             yield self._complete(bytes(data[position - nbytes : position]))
         return position
 
-    def _end_of_part(self) -> Iterator[Buffer]:
+    def _end_of_part(self) -> Iterator[Buffer | Inflating]:
         """A prefix or a small message is complete."""
         part, self._begun = bytes(self._begun), bytearray()
         if self._nbytes >= 0:
@@ -171,35 +171,20 @@ class Incoming:
 
     def _announce(self, compressed: int, nbytes: int) -> None:
         if nbytes > MAX_NBYTES:
-            raise _too_large(nbytes)
-        if compressed and self._encoding not in _WINDOW_BITS:
+            raise too_large(nbytes)
+        if compressed and self._encoding not in WINDOW_BITS:
             raise _unknown_encoding(self._encoding)
         self._compressed, self._nbytes = compressed, nbytes
         if nbytes >= LARGE_NBYTES:
             self._large = self._room = self._memory.take(nbytes)
 
-    def _complete(self, message: Buffer) -> Buffer:
+    def _complete(self, message: Buffer) -> Buffer | Inflating:
         self._nbytes = -1
-        if self._compressed and len(message):  # some clients flag what they had nothing to compress of
-            return _inflated(message, _WINDOW_BITS[self._encoding])
-        return message
-
-
-def _inflated(data: Buffer, window_bits: int) -> bytes:
-    inflater = zlib.decompressobj(window_bits)
-    try:
-        message = inflater.decompress(data, MAX_NBYTES)
-    except zlib.error as error:
-        raise InternalError(f"Failed to decompress the message: {error}") from None
-    if inflater.unconsumed_tail:
-        raise _too_large(MAX_NBYTES + 1)
-    if not inflater.eof:
-        raise InternalError("Failed to decompress the message: it ends too early")
-    return message
-
-
-def _too_large(nbytes: int) -> GrpcError:
-    return GrpcError(RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({nbytes} vs. {MAX_NBYTES})")
+        if not self._compressed or not len(message):  # some clients flag what they had nothing to compress of
+            return message
+        inflating = Inflating(message, self._encoding)
+        whole = inflating.begin() if len(message) < LARGE_NBYTES else None
+        return inflating if whole is None else whole
 
 
 def _unknown_encoding(encoding: bytes) -> GrpcError | InternalError:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.grpc_head import GrpcError
+from gateway.grpc_inflating import Buffer, Inflating
 from gateway.grpc_message import LARGE_NBYTES, MAX_NBYTES, PREFIX, Incoming, LargeMessage, Memory, message_of
 from protocol.errors import InternalError
 
@@ -31,10 +32,14 @@ class Receiver:
 
     def feed(self, data: bytes | memoryview) -> None:
         if not self.incoming.put(data):
-            self.messages += map(bytes, self.incoming.feed(data))
+            self.messages += map(whole, self.incoming.feed(data))
 
     def filled(self, nbytes: int) -> None:
-        self.messages += map(bytes, self.incoming.filled(nbytes))
+        self.messages += map(whole, self.incoming.filled(nbytes))
+
+
+def whole(message: Buffer | Inflating) -> bytes:
+    return bytes(message.finish() if isinstance(message, Inflating) else message)
 
 
 SIZES = st.sampled_from([0, 1, 5, 100, LARGE_NBYTES - 1, LARGE_NBYTES, LARGE_NBYTES + 9])
