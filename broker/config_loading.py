@@ -16,6 +16,7 @@ from broker.config_instances import check_instance_groups, normalize_instance_gr
 from broker.config_io import check_io
 from broker.config_sequence import check_states
 from broker.config_validation import check_model
+from broker.config_warm_up import check_warm_up
 from broker.model_config import (
     PYTHON_BACKEND,
     PYTHON_FILENAME,
@@ -50,6 +51,7 @@ def finish(config: ModelConfig) -> ModelConfig:
     check_model(config.message)
     check_io(config.message)
     check_states(config.message)
+    check_warm_up(config)
     return config
 
 
@@ -85,11 +87,3 @@ def _check_parameters(config: ModelConfig) -> None:
         raise Unsupported(f"Incorrect value for {_FORCE_CPU}: {value}'")
     for parameter in (time_limits.LOAD, time_limits.EXECUTE):
         time_limits.limit_ns(config, parameter)
-
-
-def not_served(config: ModelConfig) -> list[str]:
-    """What the configuration asks for and does not get yet; the model serves without it."""
-    asked = {
-        "model_warmup": len(config.message.model_warmup) > 0,
-    }
-    return [field for field, wanted in asked.items() if wanted]

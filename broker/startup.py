@@ -22,6 +22,7 @@ from broker.instance_update import compare, with_instances
 from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
 from broker.model_config import InstanceSpec, ModelConfig
 from broker.processes import end_process, end_processes, spawn, start_process
+from broker.rate_limiter import RateLimiter
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
@@ -44,6 +45,7 @@ class Startup:
         nonce: bytes,
         limits: TimeLimits,
         settled: Callable[[Generation, int], list[Action]],
+        limiter: RateLimiter | None,
     ) -> None:
         """``settled`` is told when every version of a generation is up or has failed."""
         self._settings = settings
@@ -53,6 +55,7 @@ class Startup:
         self._nonce = nonce
         self._limits = limits
         self._settled = settled
+        self._limiter = limiter
         self._waiting: deque[ModelVersion] = deque()
         self._busy: set[ModelVersion] = set()
 
@@ -137,19 +140,21 @@ class Startup:
             version.config = config_loading.finish(version.config)
         except ServingError as error:
             return self._fail(version, error, now)
-        actions: list[Action] = [
-            Say("warning", "not served yet; the model is served without it", {"model": version.name, "field": field})
-            for field in config_loading.not_served(version.config)
-        ]
-        actions += self._cache(version)
+        actions = self._cache(version)
         version.signature = signature(version.config, version.version, version.source.labels)
         version.schedule(self._settings.delay_scheduler)
-        instances, started = self._start(version, version.config.instances)
+        try:
+            instances, started = self._start(version, version.config.instances)
+        except ServingError as error:
+            return actions + self._fail(version, error, now)
         version.instances += instances
         return actions + started
 
     def _start(self, version: ModelVersion, specs: Iterable[InstanceSpec]) -> tuple[list[Instance], list[Action]]:
+        """Raises InvalidArgument."""
         instances = [Instance(spec, self._roster.next_index()) for spec in specs]
+        if self._limiter is not None:
+            self._limiter.add(instances)
         return instances, [start_process(self._roster, version, instance) for instance in instances]
 
     def _join(self, version: ModelVersion, update: InstanceUpdate, now: int) -> list[Action]:
@@ -160,7 +165,10 @@ class Startup:
             return self._fail(version, error, now)
         update.config = with_instances(version.config, wanted)
         specs, update.surplus = compare(version.instances, update.config.instances)
-        version.joining, actions = self._start(version, specs)
+        try:
+            version.joining, actions = self._start(version, specs)
+        except ServingError as error:
+            return self._fail(version, error, now)
         return actions + self._up_if_ready(version, now)
 
     def _set_up_ensemble(self, version: ModelVersion, plan: Plan, now: int) -> list[Action]:

@@ -30,6 +30,7 @@ from .segments import Segments
 from .session import Session
 from .shared import errors, messages
 from .user_model import LoadError, UserModel, auto_complete
+from .warm_up import warm_up
 
 EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
 _EXIT_HANDLERS_S = 2.0
@@ -168,12 +169,13 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     metric_family.set_instance(load.args["model_instance_name"])
     model = UserModel.load(load.model_file, load.args, load.version_directory)
     event_loop = EventLoop()
+    calls.set_serving(True)
+    warm_up(model, bus, event_loop, log)
     session = Session(model, load.args["model_instance_name"], outputs, bus, event_loop, log, time.monotonic_ns)
     loop = Loop(bus, asked, session, outputs, segments.reader, segments.status)
     asks_ready = hasattr(model.instance, "is_ready")
     if asks_ready:
         readiness.serve(start.bus, start.key, model.instance, event_loop.result_of)
-    calls.set_serving(True)
     channel.send(segments.ready(asks_ready))
     loop.run()
     calls.set_serving(False)
