@@ -45,7 +45,7 @@ class Answering:
         self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
-        self._uncounted: list[tuple[ModelVersion, Instance, Dispatched, Executed, int]] = []
+        self._uncounted: list[tuple[ModelVersion, Dispatched, Executed, int]] = []
         self._uncounted_flows: list[tuple[ModelVersion, Pending, Response, int]] = []
 
     def results(
@@ -73,12 +73,13 @@ class Answering:
         self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
     ) -> list[Action]:
         """``execute`` has returned. Most often each request of the batch ends by the one response that it returned;
-        that they count is left to ``count``."""
+        that they count is left to ``count``, but for what the next work goes by."""
         dispatched = instance.take(executed)
         if not _answers_all(dispatched, executed):
             instance.outstanding.appendleft(dispatched)
             return self._executed_in_part(version, instance, executed, frames, now)
-        self._uncounted.append((version, instance, dispatched, executed, now))
+        instance.observe(executed.input_ns + executed.infer_ns + executed.output_ns)
+        self._uncounted.append((version, dispatched, executed, now))
         actions: list[Action] = []
         for pending, response in zip(dispatched.requests, executed.responses, strict=True):
             if response.retained:
@@ -195,10 +196,9 @@ class Answering:
         return [inputs_released(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
 
     def count(self) -> None:
-        """Statistics of what has been executed: at the end of the turn, when the clients have their answers."""
-        for version, instance, dispatched, executed, now in self._uncounted:
+        """Statistics of what has been executed."""
+        for version, dispatched, executed, now in self._uncounted:
             _, input_ns, infer_ns, output_ns, _, responses, _ = executed
-            instance.observe(input_ns + infer_ns + output_ns)
             version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
             timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
             for pending, response in zip(dispatched.requests, responses, strict=True):

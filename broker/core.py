@@ -184,6 +184,10 @@ class Core:
 
     def _stub_said(self, event: StubSaid, now: int) -> list[Action]:
         try:
+    def count(self) -> None:
+        """Ends the turn for good: statistics of what was executed, once the clients have their answers."""
+        self._answering.count()
+
             return self._on_message[type(event.message)](event.key, event.message, event.frames, now)
         except IllegalTransition as fault:
             return breach(event.key, fault)

@@ -259,7 +259,6 @@ class Requests:
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work. No request goes to one too late, though the time
         that it has be shorter than the turn."""
-        self._answering.count()
         actions = self._expire(now)
         if self._answering.ensembles.has_news:
             actions += self._queue_steps(now)

@@ -1,7 +1,9 @@
 """The broker's shell: the ROUTER socket, timers and the status words of stubs. It contains no rule.
 
 Receive, event, core, actions, send. All that comes in during one turn of the event loop leaves at its end, one message
-to each stub. The socket is read from its FD, which is edge-triggered: whoever has sent must look for input again.
+to each stub. Work leaves before the answers to what was done: 64 of them take two milliseconds to write, in which a
+stub would have nothing to do. The socket is read from its FD, which is edge-triggered: whoever has sent must look for
+input again.
 """
 
 from __future__ import annotations
@@ -108,6 +110,7 @@ class BrokerServer:
         self._reader = reader
         self._status_words: dict[str, Segment] = {}
         self._inbox: list[Event] = []
+        self._news: list[Action] = []  # what this turn's events have led to, in order; goes out after the work
         self._prepare = prepare
         self._repositories = repositories
         self._cache = cache
@@ -230,8 +233,8 @@ class BrokerServer:
         now = time.monotonic_ns()
         inbox, self._inbox = self._inbox, []
         for event in inbox:
-            self._carry_out(self.core.handle(event, now))
-        self._carry_out(self.core.dispatch(time.monotonic_ns()))
+            self._news += self.core.handle(event, now)
+        self._end_turn()
         if self._sent and self._has_input():
             self._on_readable()
         else:
@@ -241,10 +244,20 @@ class BrokerServer:
         """The FD has told of input; it will not tell again of what is left in the socket, or came while we sent."""
         while True:
             self._receive(time.monotonic_ns())
-            self._carry_out(self.core.dispatch(time.monotonic_ns()))
+            self._end_turn()
             if not self._sent or not self._has_input():
                 break
         self._set_timer()
+
+    def _end_turn(self) -> None:
+        news, self._news = self._news, []
+        for action in self.core.dispatch(time.monotonic_ns()):
+            if type(action) is Send and type(action.message) is Execute:
+                self._send(action)
+            else:
+                news.append(action)
+        self._carry_out(news)
+        self.core.count()
 
     def _has_input(self) -> bool:
         """To be asked after every send: it makes libzmq take note of input, and the FD does not tell of that again."""
@@ -273,9 +286,9 @@ class BrokerServer:
             message = decode_from_stub(header)
         except ProtocolError as fault:
             log.error("a stub broke the protocol", stub=key, cause=str(fault))
-            self._carry_out([Kill(key)])
+            self._news.append(Kill(key))
             return
-        self._carry_out(self.core.handle(StubSaid(key, message, frames), now))
+        self._news += self.core.handle(StubSaid(key, message, frames), now)
 
     def _set_timer(self) -> None:
         """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``. Only requests and
@@ -292,7 +305,7 @@ class BrokerServer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._carry_out(self.core.handle(DeadlinePassed(), time.monotonic_ns()))
+        self._news += self.core.handle(DeadlinePassed(), time.monotonic_ns())
         self._turn()
 
     # --- what goes out --------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ class Bench:
 
     def turn(self) -> None:
         self._carry_out(self.core.dispatch(self.now))
+        self.core.count()
         self.core.check()
 
     def _carry_out(self, actions: list) -> None:
