@@ -10,6 +10,10 @@ from .exception_text import exception_text, full_traceback, user_frames
 Log = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file, line, text
 
 
+def on_raised(error: BaseException) -> None:
+    """``execute`` has raised it; a model in the foreground puts something in the place of this."""
+
+
 class Failures:
     """The texts name the instance. Whoever answers the client logs them; here only what they leave out is logged."""
 
@@ -40,6 +44,7 @@ class Failures:
 
     def raised(self, error: BaseException) -> str:
         """The client's text of what ``execute`` raised. The log has the traceback, if it has not had too many."""
+        on_raised(error)
         if self._due():
             self.log_traceback(error)
         return self.text(exception_text(error))

@@ -6,6 +6,7 @@ the classes that the session knows.
 
 from __future__ import annotations
 
+import bdb
 import os
 import sys
 import threading
@@ -109,6 +110,8 @@ class ForegroundModel:
         logger.set_sink(log)
         bls.not_now = _NO_SERVER
         failures.Failures.details_every_ns = 0
+        failures.on_raised = self._on_raised
+        self.has_quit = False  # "q" in pdb, inside execute
         self._log = log
         config = self._complete(checked)
         source, backend = checked.source, checked.backend
@@ -129,6 +132,10 @@ class ForegroundModel:
         )
         self._memory: list[bytes | memoryview] = []  # of inputs, by TensorRef.place
         self._ids = count(1)
+
+    def _on_raised(self, error: BaseException) -> None:
+        if isinstance(error, bdb.BdbQuit):
+            self.has_quit = True
 
     def _complete(self, checked: Checked) -> ModelConfig:
         source = checked.source

@@ -25,7 +25,6 @@ from tensorbus.settings import ServeSettings
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _LETTERS = {"I": "info", "W": "warning", "E": "error", "V": "verbose"}
-_QUIT = "message: BdbQuit:"  # "q" in pdb, as the session tells what execute raised
 
 
 def run_model(argv: Sequence[str]) -> int:
@@ -126,7 +125,7 @@ class _Printer:
         if not requests:
             return 0
         executed = self._model.execute(requests, self.show)
-        if _Interrupt.happened:
+        if _Interrupt.happened or self._model.has_quit:
             raise KeyboardInterrupt
         _say(
             f"execute took {_ms(executed.infer_ns)} for {len(requests)} request(s), "
@@ -137,8 +136,7 @@ class _Printer:
     def show(self, response: Response, frames: Sequence[bytes]) -> None:
         if response.error is not None:
             self.failed = True
-            if _QUIT in response.error[1]:
-                _Interrupt.happened = True
+            if self._model.has_quit:
                 return
         elif response.flag_only:
             return
