@@ -44,6 +44,7 @@ from broker.load_lines import LoadLines
 from broker.model import ModelVersion, VersionState
 from broker.processes import end_processes
 from broker.queue import Frames
+from broker.rate_limiter import RateLimiter
 from broker.readiness import Readiness
 from broker.recovery import Recovery
 from broker.registry import Registry
@@ -98,6 +99,7 @@ class Core:
         self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
+        self._limiter = RateLimiter(settings.rate_limits) if settings.rate_limits is not None else None
         self._requests = Requests(
             settings,
             self.registry,
@@ -107,6 +109,7 @@ class Core:
             self._limits,
             self.readiness.ask,
             recorder.pressure,
+            self._limiter,
         )
         self._startup = Startup(
             settings,
@@ -116,6 +119,7 @@ class Core:
             nonce,
             self._limits,
             lambda *settled: self._control.settled(*settled),
+            self._limiter,
         )
         self._recovery = Recovery(settings, self._roster, self._answering)
         self._serving = Serving(
@@ -333,3 +337,5 @@ class Core:
         self._control.check()
         self._metrics.check()
         self._limits.check()
+        if self._limiter is not None:
+            self._limiter.check()

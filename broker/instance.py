@@ -104,6 +104,7 @@ class Instance:
     __slots__ = (
         "answered",
         "asks_ready",
+        "barred",
         "deaths",
         "execute_ns",
         "hopeless",
@@ -132,6 +133,7 @@ class Instance:
         self.retained: dict[int, Pending] = {}  # answered, but the model still looks at the inputs
         self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
         self.asks_ready = False  # the model has is_ready
+        self.barred = False  # the rate limiter does not let it execute now
         self.shared = False  # it proved that it shares our shared memory
         self.hopeless = False  # its last process did not come up, or the next one has long to wait: until READY
         self.answered = False  # its present process has, at least once

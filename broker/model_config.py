@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from google.protobuf import text_format
 
@@ -47,6 +48,14 @@ class VersionPolicy:
         return ascending if self.latest is None else ascending[max(0, len(ascending) - self.latest) :]
 
 
+class Resource(NamedTuple):
+    """So much of it is needed to execute; ``is_global``: of the server's, not of the device's."""
+
+    name: str
+    count: int
+    is_global: bool
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance to start. A passive one is started and then never given a request."""
@@ -56,6 +65,8 @@ class InstanceSpec:
     device_id: int
     passive: bool
     likeness: bytes = field(default=b"", compare=False)  # its group, but for name, count and devices
+    resources: tuple[Resource, ...] = ()
+    priority: int = 1  # for the rate limiter: the higher, the less often
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +155,11 @@ def _instances(group: Message) -> list[InstanceSpec]:
     for name in ("name", "count", "gpus"):
         rest.ClearField(name)
     likeness = rest.SerializeToString(deterministic=True)
+    limits = group.rate_limiter
+    resources = tuple(Resource(one.name, one.count, getattr(one, "global")) for one in limits.resources)
+    priority = limits.priority or 1
     return [
-        InstanceSpec(f"{group.name}_{count}", kind, device, group.passive, likeness)
+        InstanceSpec(f"{group.name}_{count}", kind, device, group.passive, likeness, resources, priority)
         for count in range(group.count)
         for device in devices
     ]

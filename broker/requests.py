@@ -15,6 +15,7 @@ from broker.instance import Dispatched, Instance, not_healthy
 from broker.iterative import begin
 from broker.model import ModelVersion
 from broker.queue import Caller, Frames, Pending
+from broker.rate_limiter import RateLimiter
 from broker.readiness import Then
 from broker.registry import Registry
 from broker.releases import Releases
@@ -56,9 +57,11 @@ class Requests:
         limits: TimeLimits,
         ask_ready: Callable[[ModelVersion, int, Then], list[Action]],
         pressure: Pressure,
+        limiter: RateLimiter | None,
     ) -> None:
         self._settings = settings
         self._pressure = pressure
+        self._limiter = limiter
         self._registry = registry
         self._roster = roster
         self._releases = releases
@@ -93,7 +96,7 @@ class Requests:
         """Raises Unavailable if too many wait, of all models; one of which none waits may always have one more. What
         models call and what ensembles lead to is part of requests that were taken, and never refused."""
         limit = self._settings.max_queued_requests
-        if limit and self._pressure.queued >= limit and (version.queue or version.flows):
+        if limit and self._pressure.queued >= limit and (version.recorder.pending or version.flows):
             self._pressure.refused_for_requests += 1
             raise Unavailable(
                 f"[request id: {request_id or '<id_unknown>'}] Exceeds maximum queue size: {self._pressure.queued} "
@@ -262,7 +265,7 @@ class Requests:
         actions = self._expire(now)
         if self._answering.ensembles.has_news:
             actions += self._queue_steps(now)
-        for version in self._dirty:
+        for version in self._dirty if self._limiter is None else self._limiter.turns(self._dirty, now):
             if version.sequences is not None:
                 actions += self._dispatch_sequences(version, version.sequences, now)
                 continue

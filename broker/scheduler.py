@@ -38,7 +38,7 @@ def assign(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
     """Takes from the version's queue what its instances may have now."""
     if version.config.scheduler is Scheduler.DYNAMIC:
         return _assign_batches(version, now)
-    alone = len(version.instances) == 1
+    alone = len(version.instances) == 1 and settings.rate_limits is None
     assignments = []
     for instance in _takers(version):
         room = instance.room(settings) if alone else 1 - len(instance.outstanding)
@@ -49,7 +49,9 @@ def assign(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
 
 
 def _takers(version: ModelVersion) -> list[Instance]:
-    return [one for one in version.instances if one.state is InstanceState.READY and not one.spec.passive]
+    return [
+        one for one in version.instances if one.state is InstanceState.READY and not one.spec.passive and not one.barred
+    ]
 
 
 def _assign_batches(version: ModelVersion, now: int) -> Round:

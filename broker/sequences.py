@@ -181,7 +181,7 @@ class Sequences:
         batches = []
         for instance in (*self._instances, *self._leaving):
             ready = self._ready.get(instance.index)
-            if ready and not instance.outstanding and instance.state is InstanceState.READY:
+            if ready and not instance.outstanding and instance.state is InstanceState.READY and not instance.barred:
                 chosen, again_ns = choose(ready, self.rules, now)
                 if chosen:
                     batches.append(self._leave(instance, chosen))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from broker.backends import Backend
 
 
 def _never() -> bool:
     return False
+
+
+class ResourceLimit(NamedTuple):
+    """How much there is of a resource, of each device or of one."""
+
+    name: str  # in lower case
+    count: int
+    device: int | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class BrokerSettings:
     load_concurrency: int = 4
     response_cache: bool = False  # the server has one
     max_queued_requests: int = 0  # of all models together; 0: any number
+    rate_limits: tuple[ResourceLimit, ...] | None = None  # None: instances execute whenever they can
     load_retries: int = 0  # of each version
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have

@@ -143,6 +143,23 @@ def cache_setting(text: str) -> CacheSetting:
     return CacheSetting(cache, key, value)
 
 
+class RateLimitResource(NamedTuple):
+    name: str
+    count: int
+    device: int | None
+
+
+def rate_limit_resource(text: str) -> RateLimitResource:
+    name, *numbers = text.lower().split(":")
+    if not 1 <= len(numbers) <= 2:
+        raise ValueError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
+            f"Got {text.lower()}"
+        )
+    count, *device = map(integer(), numbers)
+    return RateLimitResource(name, count, device[0] if device else None)
+
+
 def metrics_setting(text: str) -> tuple[str, str]:
     key, _, value = text.partition("=")
     if not key or not value or "," in key:
@@ -311,8 +328,22 @@ FLAGS: tuple[Flag, ...] = (
         repeatable=True,
     ),
     _ignored("cache-directory", "Response Cache"),
-    _later("rate-limit", "Rate Limiter", one_of("rate-limit", "off", "execution_count"), "off"),
-    _ignored("rate-limit-resource", "Rate Limiter"),
+    Flag(
+        "rate-limit",
+        "Rate Limiter",
+        one_of("rate-limit", "off", "execution_count"),
+        "execution_count: instances execute by priority and as their resources allow; off: whenever they can",
+        "off|execution_count",
+    ),
+    Flag(
+        "rate-limit-resource",
+        "Rate Limiter",
+        rate_limit_resource,
+        "how much there is of a resource, of every device or of one; may be given several times; "
+        "unless given, as much of each as the neediest instance needs",
+        "name:count[:device]",
+        repeatable=True,
+    ),
     Flag(
         "max-queued-requests",
         "Back Pressure",

@@ -17,7 +17,7 @@ from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
 from broker.response_cache import ResponseCache
 from broker.server import BrokerServer
-from broker.settings import BrokerSettings
+from broker.settings import BrokerSettings, ResourceLimit
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from metrics.endpoint import MetricsEndpoint
@@ -86,6 +86,7 @@ class Services:
             load_concurrency=settings.model_load_thread_count,
             response_cache=cache is not None,
             max_queued_requests=settings.max_queued_requests,
+            rate_limits=_rate_limits(settings),
             backends=self._backends,
             gpus=gpus.usable(),
             delay_scheduler=settings.delay_scheduler,
@@ -289,6 +290,12 @@ class Services:
     def _say_live(self, left_s: float) -> None:
         live = len(self.broker.core.registry.unfinished())
         log.info(f"Timeout {left_s:.0f}: Found {live} live models and 0 in-flight non-inference requests")
+
+
+def _rate_limits(settings: ServeSettings) -> tuple[ResourceLimit, ...] | None:
+    if settings.rate_limit == "off":
+        return None
+    return tuple(ResourceLimit(*one) for one in settings.rate_limit_resource)
 
 
 async def _within(deadline: float, done: Callable[[], bool], say: Callable[[float], None]) -> bool:

@@ -18,6 +18,7 @@ from tensorbus.flags import (
     CacheSetting,
     Flag,
     Given,
+    RateLimitResource,
     UsageError,
     arguments,
     bad_option,
@@ -75,6 +76,9 @@ class ServeSettings:
     metrics_port: int = 8002
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
+
+    rate_limit: str = "off"
+    rate_limit_resource: tuple[RateLimitResource, ...] = ()
 
     max_queued_requests: int = 16384
     max_queued_bytes: int = field(default_factory=lambda: max(_shared_memory_nbytes() // 2, 1 << 30))

@@ -26,12 +26,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.stop_at_end = False
         self.bench = type(self).make_bench()
         self.requests: list[int] = []
-        self.bench.load("m", instances=1)
-        self.bench.load("n", instances=3)
-        self.bench.load("d", instances=2, decoupled=True)
+        self.load_models()
         self.bench.bring_up()
         self.calls: dict[str, set[int]] = {}  # unanswered ones, by the caller's key
         self.last_call = 0
+
+    def load_models(self) -> None:
+        self.bench.load("m", instances=1)
+        self.bench.load("n", instances=3)
+        self.bench.load("d", instances=2, decoupled=True)
 
     @initialize(stop_at_end=st.booleans())
     def choose_end(self, stop_at_end: bool) -> None:

@@ -128,7 +128,7 @@ def test_a_flag_that_asks_for_nothing_new_is_accepted() -> None:
     settings = parse_serve(
         [
             "--model-control-mode=NONE",
-            "--rate-limit=off",
+            "--rate-limit=Off",
             "--grpc-use-ssl=false",
             "--trace-config=level=OFF",
             "--trace-config=triton,file=/t",
@@ -138,6 +138,21 @@ def test_a_flag_that_asks_for_nothing_new_is_accepted() -> None:
         ]
     )
     assert settings == parse_serve([])
+
+
+def test_resources_are_read_as_the_rate_limiter_wants_them() -> None:
+    settings = parse_serve(
+        ["--rate-limit=execution_count", "--rate-limit-resource=R1:4", "--rate-limit-resource", "r2:2:1"]
+    )
+    assert settings.rate_limit == "execution_count"
+    assert settings.rate_limit_resource == (("r1", 4, None), ("r2", 2, 1))
+    for wrong in ("R1", "r:1:2:3"):
+        assert refusal(f"--rate-limit-resource={wrong}") == (
+            'Bad option: "--rate-limit-resource".\n--rate-limit-resource option format is '
+            f"'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got {wrong.lower()}"
+        )
+    assert refusal("--rate-limit-resource=r:x") == 'Bad option: "--rate-limit-resource".\nInvalid option value. Got x'
+    assert refusal("--rate-limit=no") == 'Bad option: "--rate-limit".\ninvalid argument for --rate-limit'
 
 
 def test_load_model_needs_explicit_control() -> None:
