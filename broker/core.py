@@ -184,14 +184,14 @@ class Core:
         actions = self._requests.dispatch(now) + self._control.leave(now)
         return actions + self._finish_idle() if self.stopping else actions
 
-    # --- what stubs say -------------------------------------------------------------------------------------------
-
-    def _stub_said(self, event: StubSaid, now: int) -> list[Action]:
-        try:
     def count(self) -> None:
         """Ends the turn for good: statistics of what was executed, once the clients have their answers."""
         self._answering.count()
 
+    # --- what stubs say -------------------------------------------------------------------------------------------
+
+    def _stub_said(self, event: StubSaid, now: int) -> list[Action]:
+        try:
             return self._on_message[type(event.message)](event.key, event.message, event.frames, now)
         except IllegalTransition as fault:
             return breach(event.key, fault)

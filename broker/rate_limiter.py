@@ -66,7 +66,7 @@ class RateLimiter:
     def _limited(self, key: Key, needed: int) -> int:
         device, name = key
         counts = [
-            limit.count
+            limit.available
             for limit in self._limits
             if limit.name == name.lower() and (device == _GLOBAL or limit.device in (None, device))
         ]
@@ -146,4 +146,4 @@ class RateLimiter:
 
 
 def needs_of(spec: InstanceSpec) -> Needs:
-    return {(_GLOBAL if one.is_global else spec.device_id, one.name): one.count for one in spec.resources}
+    return {(_GLOBAL if one.is_global else spec.device_id, one.name): one.needed for one in spec.resources}

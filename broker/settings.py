@@ -17,7 +17,7 @@ class ResourceLimit(NamedTuple):
     """How much there is of a resource, of each device or of one."""
 
     name: str  # in lower case
-    count: int
+    available: int
     device: int | None = None
 
 

@@ -145,7 +145,7 @@ def cache_setting(text: str) -> CacheSetting:
 
 class RateLimitResource(NamedTuple):
     name: str
-    count: int
+    available: int
     device: int | None
 
 

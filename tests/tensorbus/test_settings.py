@@ -106,7 +106,6 @@ def test_flags_without_effect_are_listed_once_each() -> None:
     [
         "--model-control-mode=poll",
         "--model-control-mode=POLL",
-        "--rate-limit=execution_count",
         "--grpc-use-ssl=true",
         "--http-restricted-api=health:k=v",
         "--trace-config=level=TIMESTAMPS",
