@@ -1,0 +1,18 @@
+"""What a request costs the core does not grow with what else there is: a slip of a loop over all that waits, or over all
+models, costs a hundred times as much here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.broker_scale import AXES, Axis, measure
+
+REQUESTS = 1000
+SLACK = 3.0  # a busy machine
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.job.__name__)
+def test_the_cost_of_a_request_stays(axis: Axis) -> None:
+    less = axis._replace(sizes=(axis.sizes[0], min(axis.sizes[-1], 2000)))
+    small, large = measure(less, REQUESTS, rounds=3)
+    assert large < SLACK * small
