@@ -52,7 +52,7 @@ class Resource(NamedTuple):
     """So much of it is needed to execute; ``is_global``: of the server's, not of the device's."""
 
     name: str
-    count: int
+    needed: int
     is_global: bool
 
 
