@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.config_json import to_json
-from broker.model_config import InstanceSpec, ModelConfig
+from broker.model_config import InstanceSpec, ModelConfig, Scheduler
 from protocol.signature import Signature
 
 
@@ -21,6 +21,7 @@ def signature(config: ModelConfig, version: int, labels: Mapping[str, tuple[str,
         config_json=to_json(config.message),
         config_proto=config.message.SerializeToString(),
         labels=labels,
+        batching=config.scheduler is Scheduler.DYNAMIC,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from gateway.admission import Admission
+from gateway.batch_rows import ROWS_FROM_NBYTES, BatchRows, Sizes, Slot
 from gateway.bus import Bus, Done, Frames
 from gateway.calls import InferCall, OnReply, OutputTensor, Reply
 from gateway.classification import top_classes
@@ -175,6 +176,7 @@ class DataPlane:
         self._ids = count(1)
         self._log = structlog.get_logger()
         self._checkers: dict[tuple[str, int], Checker] = {}
+        self._batch_rows: dict[tuple[str, int], BatchRows] = {}
 
     # --- inference ----------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class DataPlane:
                 id,
                 signature.model,
                 signature.version,
-                self._place(call, shapes, blocks, frames),
+                self._place(call, signature, shapes, blocks, frames),
                 call.request_id,
                 call.outputs,
                 call.parameters,
@@ -238,11 +240,13 @@ class DataPlane:
     def _place(
         self,
         call: InferCall,
+        signature: Signature,
         shapes: list[tuple[int, ...]],
         blocks: list[Block],
         frames: list[memoryview | bytes],
     ) -> list[TensorRef]:
-        """All inputs that are not in the call's block go to one new block, each aligned; to frames if full."""
+        """All inputs that are not in the call's block go to one new block, each aligned; to frames if full. Those of
+        requests that may make a batch go where the last one's are, row by row."""
         total = 0
         for tensor in call.inputs:
             if tensor.offset < 0:
@@ -250,6 +254,11 @@ class DataPlane:
                 total += nbytes + -nbytes % ALIGNMENT
         if total > LARGE_NBYTES:
             self.large_calls += 1
+        if total >= ROWS_FROM_NBYTES and call.block is None:
+            slot = self.slot(signature, tuple([len(tensor.data) for tensor in call.inputs]))
+            if slot is not None:
+                blocks.append(slot.block)
+                return _in_rows(call, shapes, slot)
         block: Block | None = None
         if total or call.block is None:
             try:
@@ -274,6 +283,22 @@ class DataPlane:
                 frames.append(bytes(data))  # a view may be of a buffer that its front reuses
             refs.append(TensorRef(tensor.name, tensor.datatype, shape, place))
         return refs
+
+    def slot(self, signature: Signature, sizes: Sizes) -> Slot | None:
+        """For the inputs of a request that may make one batch with others; its block is to be freed as any other."""
+        if not signature.batching or any(spec.datatype == "BYTES" for spec in signature.inputs):
+            return None
+        key = (signature.model, signature.version)
+        found = self._batch_rows.get(key)
+        if found is None:
+            found = self._batch_rows[key] = BatchRows(self.store, signature.max_batch_size)
+        return found.take(sizes)
+
+    def trim(self) -> None:
+        """Every few seconds: gives back memory that waits for requests which do not come."""
+        for key, rows in list(self._batch_rows.items()):
+            if not rows.trim():
+                del self._batch_rows[key]
 
     def refused(self, model: str, request_id: str, error: ServingError) -> None:
         """One line in the log for an inference that never reached its model; the fronts tell the client. A model that
@@ -321,3 +346,12 @@ class DataPlane:
     def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
         """As ``Bus.unload``."""
         self.bus.unload(model, unload_dependents, done)
+
+
+def _in_rows(call: InferCall, shapes: list[tuple[int, ...]], slot: Slot) -> list[TensorRef]:
+    segment = slot.block.segment
+    refs = []
+    for tensor, shape, (offset, row) in zip(call.inputs, shapes, slot.rows, strict=True):
+        row[:] = tensor.data
+        refs.append(TensorRef(tensor.name, tensor.datatype, shape, Handle(segment, offset, len(row))))
+    return refs

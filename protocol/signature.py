@@ -29,6 +29,7 @@ class Signature(NamedTuple):
     config_json: str  # the config endpoint's body
     config_proto: bytes  # serialized inference.ModelConfig
     labels: Mapping[str, Tuple[str, ...]] = {}  # of an output's elements, by its name; "" is none
+    batching: bool = False  # requests of several clients may make one batch
 
 
 class IndexEntry(NamedTuple):

@@ -6,7 +6,7 @@ A Store is not safe for use by several threads at once: it has one owner thread,
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Protocol
 
 from .arena import Arena
 from .errors import BadHandle, BadSegment, ShmFull
@@ -19,6 +19,12 @@ KEEP_EMPTY_S = 10.0
 PRIVATE_NBYTES = 16 << 20
 
 
+class Part(Protocol):
+    """Of a block of the store, which its owner gives out in pieces."""
+
+    def free(self, block: Block) -> None: ...
+
+
 class Block(NamedTuple):
     """Memory that its owner may fill: ``view`` spans exactly ``nbytes``. The first three make a handle for others."""
 
@@ -26,6 +32,7 @@ class Block(NamedTuple):
     offset: int
     nbytes: int
     view: memoryview
+    of: Optional[Part] = None  # who frees it; None: the store
 
     def __repr__(self) -> str:  # a repr ends in logs and tracebacks, a segment's name must not
         return "Block(nbytes={})".format(self.nbytes)
@@ -58,6 +65,11 @@ class Store:
         self._by_name: Dict[str, _Region] = {}
         self._closed = False
 
+    def available(self) -> int:
+        """Bytes of shared memory that no segment has yet, of whatever process."""
+        found = os.statvfs(self._directory)
+        return found.f_bavail * found.f_frsize
+
     @property
     def nbytes(self) -> int:
         """Of all segments, headers included."""
@@ -81,6 +93,9 @@ class Store:
 
     def free(self, block: Block) -> None:
         """Raises ValueError if the block is free already. After ``close`` there is nothing left to free."""
+        if block.of is not None:
+            block.of.free(block)
+            return
         region = self._by_name.get(block.segment)
         if region is not None:
             region.arena.free(block.offset - HEADER_NBYTES)

@@ -226,6 +226,7 @@ class Services:
         trim = HeapTrim()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
+            dataplane.trim()
             self._store.trim(time.monotonic())
             self._reader.trim()
             await self.repositories.trim(self.broker.core.registry)

@@ -7,6 +7,7 @@ Only names; the code is in ``stub/``, reached under the private package so that 
 # mypy: disable-error-code="import-not-found,import-untyped"
 
 from _tensorbus_app.stub.bytes_tensor import deserialize_bytes_tensor, serialize_byte_tensor
+from _tensorbus_app.stub.input_batch import input_batch_as_numpy
 from _tensorbus_app.stub.logger import Logger
 from _tensorbus_app.stub.lookup import (
     get_input_config_by_name,
@@ -64,6 +65,7 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "input_batch_as_numpy",
     "is_model_ready",
     "load_model",
     "numpy_to_triton_type",

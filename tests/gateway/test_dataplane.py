@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,39 @@ def test_inputs_lie_aligned_in_one_block(bus: FakeBus) -> None:
     for request in (entry.request for entry in bus.submitted):
         assert all(isinstance(ref.place, Handle) and ref.place.offset % 64 == 0 for ref in request.inputs)
     assert len({ref.place.segment for ref in bus.submitted[1].request.inputs if isinstance(ref.place, Handle)}) == 1
+
+
+def test_inputs_of_requests_that_may_make_a_batch_lie_side_by_side(bus: FakeBus) -> None:
+    inputs = {"A": ("FP32", (-1,)), "B": ("INT8", (-1,))}
+    bus.add(signature("batching", inputs, max_batch_size=8)._replace(batching=True))
+    bus.add(signature("alone", inputs, max_batch_size=8))
+    bus.hold = True
+
+    def call(model: str, mark: int, length: int) -> InferCall:
+        a = InputTensor("A", "FP32", [1, length], bytes([mark]) * 4 * length)
+        return InferCall(model, -1, [a, InputTensor("B", "INT8", [1, 64], bytes([mark]) * 64)])
+
+    def offsets(name: str) -> list[int]:
+        places = [ref.place for each in bus.submitted for ref in each.request.inputs if ref.name == name]
+        assert len({place.segment for place in places if isinstance(place, Handle)}) == 1
+        return [place.offset for place in places if isinstance(place, Handle)]
+
+    replies(bus, *[call("batching", mark, 4096) for mark in range(4)])
+    assert [b - a for a, b in pairwise(offsets("A"))] == [4 * 4096] * 3
+    assert [b - a for a, b in pairwise(offsets("B"))] == [64] * 3
+    for mark, each in enumerate(bus.submitted):
+        for ref in each.request.inputs:
+            assert isinstance(ref.place, Handle)
+            assert set(bus.stub_reader.view(*ref.place)) == {mark}
+    bus.submitted.clear()
+    replies(bus, *[call("alone", mark, 4096) for mark in range(2)], *[call("batching", 0, 512) for _ in range(2)])
+    assert all(b - a != 64 for a, b in pairwise(offsets("B")))
+
+    for each in bus.held:
+        each.sink.on_response(Response(each.request.id, []), "stub", [])
+    bus.plane.trim()
+    bus.plane.trim()
+    assert memory_in_use(bus.gateway_store) == 0
 
 
 def test_a_request_carries_what_the_client_asked(bus: FakeBus) -> None:

@@ -2,6 +2,7 @@
 
 from stub.bytes_tensor import deserialize_bytes_tensor as deserialize_bytes_tensor
 from stub.bytes_tensor import serialize_byte_tensor as serialize_byte_tensor
+from stub.input_batch import input_batch_as_numpy as input_batch_as_numpy
 from stub.logger import Logger as Logger
 from stub.lookup import get_input_config_by_name as get_input_config_by_name
 from stub.lookup import get_input_tensor_by_name as get_input_tensor_by_name
