@@ -17,7 +17,7 @@ from typing import NamedTuple
 from broker.model_config import InstanceSpec
 from broker.queue import Pending
 from broker.settings import BrokerSettings
-from protocol.errors import InternalError
+from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import Executed
 
 
@@ -208,6 +208,13 @@ class Instance:
         ids = [batch.id for batch in self.outstanding]
         assert ids == sorted(set(ids)), ids
         assert self.retry_at or self.state is not _S.BACKOFF
+
+
+def unserved(model: str, dead: Instance) -> ServingError:
+    """For a request to a model that has no other instance than such as ``dead``."""
+    if dead.spec.passive:
+        return Unavailable(f"all instances of model '{model}' are passive: none executes requests")
+    return not_healthy(dead.spec.name)
 
 
 def not_healthy(name: str) -> InternalError:

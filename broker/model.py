@@ -191,9 +191,10 @@ class ModelVersion:
     def dead_instance(self) -> Instance | None:
         """An instance to name in the error, if none serves or is about to: waiting would be in vain."""
         for one in self.instances:
-            if not one.hopeless:
+            if not one.hopeless and not one.spec.passive:
                 return None
-        return self.instances[0] if self.instances else None
+        dead = [one for one in self.instances if not one.spec.passive] or self.instances
+        return dead[0] if dead else None
 
     def every_instance(self) -> list[Instance]:
         return [*self.instances, *self.joining, *self.leaving]

@@ -54,7 +54,7 @@ class RateLimiter:
             for key, count in one.items():
                 pools[key] = max(count, pools.get(key, 0))
         if self._limits:
-            pools = {key: self._limited(key, count) for key, count in pools.items()}
+            pools = {key: self._limited(key, pools[key]) for key in sorted(pools)}
         for device, name in pools:
             if device != _GLOBAL and (_GLOBAL, name) in pools:
                 raise InvalidArgument(

@@ -11,7 +11,7 @@ from broker.answering import Answering, refusal
 from broker.calls import call_failed, not_ready
 from broker.deadlock import is_stuck
 from broker.events import Action, Answer, LookedUp, Say, Send, Submitted
-from broker.instance import Dispatched, Instance, not_healthy
+from broker.instance import Dispatched, Instance, unserved
 from broker.iterative import begin
 from broker.model import ModelVersion
 from broker.queue import Caller, Frames, Pending
@@ -170,7 +170,7 @@ class Requests:
             return self._answering.ensembles.begin(version, pending, now)
         dead = version.dead_instance()
         if dead is not None:
-            return self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
+            return self._answering.fail(version, pending, unserved(version.name, dead), now)
         if version.config.iterative:
             begin(version, pending)
         if queue.timed:

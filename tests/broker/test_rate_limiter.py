@@ -292,6 +292,6 @@ def test_resources_are_kept_and_nobody_starves(make_bench) -> None:
     run_state_machine_as_test(
         LimitedMachine,
         settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -1,5 +1,9 @@
 """Which instance is given which of the waiting requests, and how many."""
 
+from broker.events import LoadModels
+from broker.model import VersionSource
+from broker.model_config import ModelConfigMessage, from_message
+
 
 def test_requests_of_one_turn_leave_in_one_message_once_executions_are_known_to_be_short(bench):
     bench.submit()
@@ -32,12 +36,27 @@ def test_with_several_instances_each_holds_one_and_none_idles(make_bench):
 
 
 def test_a_passive_instance_is_never_given_work(make_bench):
+    message = ModelConfigMessage(name="m", backend="python")
+    for io in (message.input.add(), message.output.add()):
+        io.name, io.data_type, io.dims[:] = "X", 11, [4]
+    message.instance_group.add(count=1, name="idle", passive=True)
+    message.instance_group.add(count=1, name="busy")
+    bench = make_bench()
+    bench.tell(LoadModels([VersionSource("m", 1, "/m", from_message(message))]))
+    bench.bring_up()
+    idle, busy = bench.alive
+    ids = [bench.submit() for _ in range(3)]
+    bench.turn()
+    for id in ids:
+        assert (bench.held(idle), bench.held(busy)) == ([], [id])
+        bench.answer(busy)
+
+
+def test_a_model_without_an_active_instance_refuses_requests_instead_of_keeping_them(make_bench):
     bench = make_bench()
     bench.load(instances=2, passive=True)
     bench.bring_up()
-    bench.submit()
-    bench.turn()
-    assert [bench.held(key) for key in bench.alive] == [[], []]
+    assert bench.error(bench.submit()) == "all instances of model 'm' are passive: none executes requests"
 
 
 def test_a_train_has_its_longest_length(bench):
