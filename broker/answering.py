@@ -79,6 +79,7 @@ class Answering:
             instance.outstanding.appendleft(dispatched)
             return self._executed_in_part(version, instance, executed, frames, now)
         instance.observe(executed.input_ns + executed.infer_ns + executed.output_ns)
+        instance.freed(now)
         self._uncounted.append((version, dispatched, executed, now))
         actions: list[Action] = []
         for pending, response in zip(dispatched.requests, executed.responses, strict=True):
@@ -104,6 +105,7 @@ class Answering:
         dispatched = instance.outstanding.popleft()
         _, input_ns, infer_ns, output_ns, _, _, rescheduled = executed
         instance.observe(input_ns + infer_ns + output_ns)
+        instance.freed(now)
         version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
         timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
         for pending, ended_ns in dispatched.ended:

@@ -56,6 +56,9 @@ TABLE: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
 }
 
 
+_SHORT_NS = _LEAD_NS = 1_000_000
+
+
 class IllegalTransition(Exception):
     """An event that the state does not know: the peer broke the protocol, or we did."""
 
@@ -105,6 +108,8 @@ class Instance:
         "answered",
         "asks_ready",
         "barred",
+        "began_ns",
+        "cycle_ns",
         "deaths",
         "execute_ns",
         "hopeless",
@@ -141,6 +146,8 @@ class Instance:
         self.ready_since = 0
         self.retry_at = 0
         self.execute_ns = 0  # estimate of one execution; 0 = none seen
+        self.began_ns = 0  # about when it began with the oldest batch that it holds
+        self.cycle_ns = 0  # estimate of how long a batch keeps it; 0 = none seen
 
     def on(self, event: InstanceEvent) -> InstanceState:
         """The new state. Raises IllegalTransition."""
@@ -192,6 +199,21 @@ class Instance:
         """Moves the estimate up at once and down slowly: a long execution must not be prefetched behind."""
         estimate = self.execute_ns
         self.execute_ns = execute_ns if execute_ns >= estimate else estimate - (estimate - execute_ns) // 8
+
+    def freed(self, now: int) -> None:
+        """The oldest batch that it held is over."""
+        took_ns = now - self.began_ns
+        self.cycle_ns += (took_ns - self.cycle_ns) // 8 if self.cycle_ns else took_ns
+        self.began_ns = now
+
+    def next_due_ns(self) -> int:
+        """When to send what it executes next, so that it comes just in time; 0: not before the last one is over.
+
+        What comes sooner might have become a larger batch. Of batches that are over in less than a millisecond none is
+        worth that. The lead is for the message, and for a server that is busy with other things."""
+        if len(self.outstanding) != 1 or self.cycle_ns < _SHORT_NS:
+            return 0
+        return self.began_ns + self.cycle_ns - min(self.cycle_ns // 5, _LEAD_NS)
 
     def room(self, settings: BrokerSettings) -> int:
         """How many more batches its process may hold if it is the only instance of its model.

@@ -98,6 +98,7 @@ class ModelVersion:
         "joining",
         "leaving",
         "load_started_ns",
+        "may_lead",
         "order",
         "plan",
         "queue",
@@ -127,6 +128,7 @@ class ModelVersion:
         self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
         self.queue: RequestQueue | PolicyQueue = RequestQueue()
         self.order: ResponseOrder | None = None
+        self.may_lead = False  # a batch may be closed before an instance is free
         self.held_back = 0  # until so many wait, none is given to an instance; for tests that need exact batches
         self.plan: Plan | None = None  # of an ensemble, which has no instances
         self.cached = False  # its responses are
@@ -172,6 +174,7 @@ class ModelVersion:
         if self.config.scheduler is Scheduler.DYNAMIC:
             self.queue = queue(self.config)
             self.held_back = hold_back
+            self.may_lead = not (self.queue.limited or self.queue.timed)
             self.recorder.closed = dict.fromkeys(REASONS, 0)
             if self.config.message.dynamic_batching.preserve_ordering:
                 self.order = ResponseOrder()

@@ -363,6 +363,7 @@ class Requests:
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now))
             sent.append(Batch(self._last_batch, requests, list(slots)))
         if idle:
+            instance.began_ns = now
             self.limit(version, instance, now)
         return self._send(instance, sent, frames)
 

@@ -1,7 +1,7 @@
 """Which waiting request goes to which instance.
 
-With dynamic batching, an idle instance gets the batch that batcher.py cuts from the queue. Without a batching choice in
-the configuration every request is an execution of its own, first come first served. Several instances: each holds one
+With dynamic batching, an instance gets the batch that batcher.py cuts from the queue. Without a batching choice in the
+configuration every request is an execution of its own, first come first served. Several instances: each holds one
 at a time, so none idles while work waits behind another. A single instance may hold a train of them (Instance.room),
 which then travel in one message. A call that another model's execution waits for never stands in a train behind an
 execution, which may itself come to wait for that model.
@@ -37,7 +37,7 @@ class Round(NamedTuple):
 def assign(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
     """Takes from the version's queue what its instances may have now."""
     if version.config.scheduler is Scheduler.DYNAMIC:
-        return _assign_batches(version, now)
+        return _assign_batches(version, settings, now)
     alone = len(version.instances) == 1 and settings.rate_limits is None
     assignments = []
     for instance in _takers(version):
@@ -54,20 +54,30 @@ def _takers(version: ModelVersion) -> list[Instance]:
     ]
 
 
-def _assign_batches(version: ModelVersion, now: int) -> Round:
-    """To idle instances only: what is cut later may be cut better."""
+def _assign_batches(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
+    """To idle instances: what is cut later may be cut better. The only instance of a model gets its next batch a moment
+    before it is idle, unless time-outs, limits or priorities count on what waits here."""
     assignments: list[Assignment] = []
     if version.held_back:
         if len(version.queue) < version.held_back:
             return Round(assignments)
         version.held_back = 0
+    leads = version.may_lead and len(version.instances) == 1 and settings.rate_limits is None
     for instance in _takers(version):
         if instance.outstanding:
-            continue
+            due_ns = instance.next_due_ns() if leads else 0
+            if due_ns > now:
+                return Round(assignments, due_ns)
+            if not due_ns:
+                continue
         count, again_ns, why = cut(version.queue, version.batching, now)
         if not count:
             return Round(assignments, again_ns)
-        assignments.append(Assignment(instance, [version.queue.take(count)], why))
+        batch = version.queue.take(count)
+        if instance.outstanding and any(pending.waits for pending in batch):
+            version.queue.push_front(batch)
+            continue
+        assignments.append(Assignment(instance, [batch], why))
     return Round(assignments)
 
 

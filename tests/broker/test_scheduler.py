@@ -1,5 +1,7 @@
 """Which instance is given which of the waiting requests, and how many."""
 
+import pytest
+
 from broker.events import LoadModels
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
@@ -103,3 +105,55 @@ def test_models_do_not_wait_for_each_other(make_bench):
     first, _, other = bench.submit("busy"), bench.submit("busy"), bench.submit("idle")
     bench.turn()
     assert [bench.held(busy), bench.held(idle)] == [[first], [other]]
+
+
+def _batched(make_bench, cycle_s: float, **rules):
+    """A model whose only instance executes a batch of one, and takes ``cycle_s`` for one."""
+    bench = make_bench()
+    bench.load(max_batch_size=8, dynamic_batching=rules)
+    bench.bring_up()
+    for _ in range(2):
+        bench.submit(rows=1)
+        bench.turn()
+        bench.now += int(cycle_s * 1e9)
+        bench.answer(bench.only())
+    bench.submit(rows=1)
+    bench.turn()
+    assert len(bench.held(bench.only())) == 1
+    return bench
+
+
+def test_the_next_batch_comes_to_a_lone_instance_just_before_it_is_free(make_bench):
+    bench = _batched(make_bench, 0.01)
+    waiting = [bench.submit(rows=1) for _ in range(3)]
+    bench.turn()
+    key = bench.only()
+    assert len(bench.held(key)) == 1
+    assert bench.core.next_request_deadline() == bench.now + 9_000_000
+    bench.sleep(0.008)
+    assert len(bench.held(key)) == 1
+    bench.sleep(0.001)
+    assert bench.held(key)[1:] == waiting
+    later = bench.submit(rows=1)
+    bench.sleep(0.001)
+    assert bench.held(key)[1:] == waiting
+    bench.answer(key)
+    assert bench.held(key) == waiting
+    bench.sleep(0.009)
+    assert bench.held(key) == [*waiting, later]
+
+
+@pytest.mark.parametrize(
+    ("cycle_s", "rules"),
+    [
+        (0.0005, {}),  # too short to be worth it
+        (0.01, {"default_queue_policy": {"max_queue_size": 9}}),
+        (0.01, {"default_queue_policy": {"default_timeout_microseconds": 10**9}}),
+        (0.01, {"priority_levels": 2, "default_priority_level": 1}),
+    ],
+)
+def test_a_batch_is_not_closed_early_where_that_would_show(make_bench, cycle_s, rules):
+    bench = _batched(make_bench, cycle_s, **rules)
+    bench.submit(rows=1)
+    bench.sleep(10)
+    assert len(bench.held(bench.only())) == 1
