@@ -43,6 +43,7 @@ class UnaryCall:
         "_asked",
         "_cancel",
         "_message",
+        "_metadata",
         "_method",
         "_on_ready",
         "_over",
@@ -56,6 +57,7 @@ class UnaryCall:
         self.error: ServingError | None = None
         self._service = service
         self._method = head.path
+        self._metadata = head.metadata
         self._on_ready = on_ready
         self._asked = False
         self._over = False  # answered or cancelled
@@ -71,7 +73,7 @@ class UnaryCall:
             return
         self._asked = True
         if self._method == INFER:
-            self._cancel = self._service.infer(message, self._answer)
+            self._cancel = self._service.infer(message, self._answer, self._metadata)
         else:
             self._service.unary(self._method, bytes(message), self._answer)
 

@@ -8,6 +8,7 @@ that is gone or past its deadline, and release a LargeMessage once it is sent, o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +27,7 @@ from gateway.grpc_tensors import (
     parse_request,
     varint,
 )
+from gateway.header_forwarding import HeaderForwarding, metadata_of_client
 from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2
 from gateway.refusals import NO_REPOSITORY_NAME, SHM_DISABLED
@@ -51,8 +53,9 @@ InferAnswer = Callable[["Message | ServingError"], None]
 class GrpcService:
     """``infer``, ``stream`` and ``drain`` belong to the loop; nothing here blocks."""
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: DataPlane, forwarding: HeaderForwarding | None = None) -> None:
         self.plane = plane
+        self._forwarding = forwarding
         self._in_flight = InFlight()
         self._streams: WeakSet[InferStream] = WeakSet()
         answers: dict[str, Callable[[Proto], Proto]] = {
@@ -98,14 +101,14 @@ class GrpcService:
 
     # --- inference ------------------------------------------------------------------------------------------------
 
-    def infer(self, request: Buffer, answer: InferAnswer) -> Callable[[], None]:
+    def infer(self, request: Buffer, answer: InferAnswer, metadata: Metadata = ()) -> Callable[[], None]:
         """ModelInfer. ``answer`` is called once, later, unless the call that is returned has cancelled the request
         before. Raises ServingError. The bytes are not needed any more once this has returned."""
         self._in_flight.refuse_while_draining()
         parsed = parse_request(request)
         inference = _Inference(self.plane, self._in_flight, answer)
         try:
-            inference.id = self._submit(parsed, inference)
+            inference.id = self._submit(parsed, metadata, inference)
         except ServingError as error:
             self.plane.refused(parsed.message.model_name, parsed.message.id, error)
             raise
@@ -126,18 +129,22 @@ class GrpcService:
         except ServingError:
             return  # what is wrong with it is told when it is there
 
-    def _submit(self, parsed: ParsedRequest, inference: _Inference) -> int:
+    def _submit(self, parsed: ParsedRequest, metadata: Metadata, inference: _Inference) -> int:
         message = parsed.message
         signature = self.plane.signature(message.model_name, parse_version(message.model_version))
         if signature.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         call = decode_call(parsed, signature, decode_parameters(message))
+        if self._forwarding is not None:
+            call.parameters = self._forwarding.added(call.parameters, metadata_of_client(metadata))
         return self.plane.infer(call, inference.on_reply)
 
     def stream(self, metadata: Metadata, on_ready: Callable[[], None]) -> InferStream:
         """A ModelStreamInfer call; ``on_ready`` as the stream has it."""
         fail_on_error = ("triton_grpc_error", "true") in metadata
         stream = InferStream(self.plane, self._in_flight, fail_on_error, on_ready)
+        if self._forwarding is not None:
+            stream.forwarded = partial(self._forwarding.added, headers=list(metadata_of_client(metadata)))
         self._streams.add(stream)
         return stream
 

@@ -29,6 +29,7 @@ from gateway.grpc_tensors import (
 )
 from gateway.proto import service_pb2
 from protocol.errors import ServingError
+from protocol.messages import Parameters
 from protocol.versions import parse_version
 
 FINAL_RESPONSE = "triton_final_response"
@@ -69,6 +70,7 @@ class InferStream:
         self._ready: deque[tuple[_Slot, Reply | bytes]] = deque()
         self._half_closed = False
         self.error: ServingError | None = None
+        self.forwarded: Callable[[Parameters], Parameters] | None = None  # adds what the stream's headers are
 
     # --- from the client ------------------------------------------------------------------------------------------
 
@@ -118,6 +120,8 @@ class InferStream:
         parameters = decode_parameters(parsed.message)
         slot.empty_final = parameters.empty_final
         call = decode_call(parsed, signature, parameters)
+        if self.forwarded is not None:
+            call.parameters = self.forwarded(call.parameters)
         slot.id = self._plane.infer(call, partial(self._on_reply, slot))
         self._running[slot.id] = slot
         self._turns.extend(() if slot.decoupled else (slot,))

@@ -18,7 +18,14 @@ from gateway.http_compression import UnsupportedEncoding, choose_encoding, defla
 from gateway.http_generate import Generated, read_generate
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply
-from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader, header_size
+from gateway.http_reader import (
+    LARGE_NBYTES,
+    BadRequest,
+    ForwardingReader,
+    HttpRequest,
+    RequestReader,
+    header_size,
+)
 from gateway.http_routes import (
     ASKED,
     GENERATE,
@@ -79,7 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False  # the transport holds bytes that the client has not taken
         self._held: Reply | None = None  # whose outputs the transport is sending
         self._advancing = False
-        self._reader = RequestReader(
+        reader = RequestReader if endpoints.forwarding is None else ForwardingReader
+        self._reader = reader(
             dataplane.store,
             endpoints.max_input_size,
             self._on_request,
@@ -221,6 +229,8 @@ class Connection(asyncio.BufferedProtocol):
                 signature = self._single_response_signature(route)
                 call, self._header = read_request(self._body(request), signature, self._endpoints.max_input_size)
                 call.admitted = request.admitted
+                if self._endpoints.forwarding is not None:
+                    call.parameters = self._endpoints.forwarding.added(call.parameters, request.all_headers)
             except ServingError:
                 self._free(request)
                 raise

@@ -7,6 +7,7 @@ import contextlib
 import errno
 
 from gateway.dataplane import DataPlane
+from gateway.header_forwarding import HeaderForwarding
 from gateway.http_connection import Connection
 from gateway.http_routes import Endpoints
 from metrics.custom import CustomMetrics
@@ -26,12 +27,13 @@ class HttpFront:
         port: int,
         max_input_size: int = 67108864,
         custom_metrics: CustomMetrics | None = None,
+        forwarding: HeaderForwarding | None = None,
     ) -> None:
         self.address = address
         self.port = port
         self.connections: set[Connection] = set()
         self._dataplane = dataplane
-        self._endpoints = Endpoints(dataplane, max_input_size, custom_metrics)
+        self._endpoints = Endpoints(dataplane, max_input_size, custom_metrics, forwarding)
         self._receive_view = memoryview(bytearray(_RECEIVE_NBYTES))
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()

@@ -10,7 +10,7 @@ Bodies are collected from the caller's buffer, but a large body of an infer requ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import httptools
@@ -60,6 +60,7 @@ class HttpRequest(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     admitted: int = 0  # bytes, to be given back with the block
+    all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
 
 
 class BadRequest(Exception):
@@ -115,6 +116,7 @@ class RequestReader:
         self._admitted = 0
         self._length = 0  # of a large body, as announced
         self._pad = 0
+        self._all_headers: Sequence[tuple[str, bytes]] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -322,6 +324,7 @@ class RequestReader:
             self._keep_alive,
             self._http_1_0,
             self._admitted,
+            self._all_headers,
         )
         self._ended = not self._keep_alive
         self._reset()
@@ -337,6 +340,15 @@ class RequestReader:
         if self._headers.get(b"inference-header-content-length") == b"0":
             return InvalidArgument(f"Raw input has a byte_size ({self._nbytes} bytes) that " + limit.format("value"))
         return InvalidArgument(f"request JSON size of {self._nbytes} bytes " + limit.format("input size"))
+
+
+class ForwardingReader(RequestReader):
+    """Keeps all headers of each request."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_is_known:
+            self._all_headers = (*self._all_headers, (name.decode("latin-1"), value))
+        super().on_header(name, value)
 
 
 def int32(name: str, value: bytes) -> int:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from gateway import http_json, log_settings
 from gateway.dataplane import DataPlane
+from gateway.header_forwarding import HeaderForwarding
 from gateway.http_control import load_parameters, unloads_dependents
 from gateway.http_json import MISSING, JsonError
 from gateway.load_report import load_report
@@ -151,10 +152,17 @@ def for_model(route: Route, ask: Callable[[str, int], T]) -> T:
 class Endpoints:
     """Each method answers one endpoint; ServingErrors become error bodies in ``answer``."""
 
-    def __init__(self, dataplane: DataPlane, max_input_size: int, custom_metrics: CustomMetrics | None = None) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        max_input_size: int,
+        custom_metrics: CustomMetrics | None = None,
+        forwarding: HeaderForwarding | None = None,
+    ) -> None:
         self._dataplane = dataplane
         self._custom_metrics = custom_metrics
         self.max_input_size = max_input_size
+        self.forwarding = forwarding
         self.exiting = False
 
     def signature(self, route: Route) -> Signature:

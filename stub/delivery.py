@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, NamedTuple, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Protocol, Sequence, Set, Tuple
 from weakref import ref
 
 from .closed import Closed
@@ -53,10 +53,11 @@ class Delivery:
     numbers."""
 
     def __init__(
-        self, decoupled: bool, output_names: FrozenSet[str], outputs: OutputPlacer, port: Port, failures: Failures
+        self, decoupled: bool, declared: Dict[str, str], outputs: OutputPlacer, port: Port, failures: Failures
     ) -> None:
         self.decoupled = decoupled
-        self.output_names = output_names
+        self.output_names = frozenset(declared)
+        self._unseen = declared  # of outputs that the model has never made
         self.open: Set[int] = set()
         self.cancelled: Set[int] = set()
         self.retained = RetainedInputs(port.nudge)
@@ -82,6 +83,8 @@ class Delivery:
                 for tensor in response._tensors
                 if tensor._name in wanted
             ]
+            if self._unseen:
+                self._compare(tensors)
         except TritonModelException as refused:
             return failed(message.id, self._failures.text(str(refused)), final)
         except Exception as broken:  # a subclass of the model's own that has not initialized ours
@@ -91,6 +94,14 @@ class Delivery:
         except Exception as full:
             return failed(message.id, self._failures.hidden("the outputs found no place", full), final)
         return messages.Response(message.id, outputs, lease, None, parameters, final)
+
+    def _compare(self, tensors: Sequence[PlacedTensor]) -> None:
+        """As it is the model's first, which stands for all; clients are told what it is."""
+        for name, datatype, _, _ in tensors:
+            declared = self._unseen.pop(name, "")
+            if declared and declared != datatype:
+                text = "output '{}' is {} and not {}, as the configuration has it; clients get it as it is"
+                self._failures.warn(text.format(name, datatype, declared))
 
     def send(self, response: messages.Response, frames: Sequence[bytes] = ()) -> None:
         """At once. Raises TritonModelException where nobody would take it."""

@@ -66,6 +66,9 @@ class Failures:
             self._next_details_ns = now_ns + self.details_every_ns
         return due
 
+    def warn(self, text: str) -> None:
+        self._log("W", os.path.basename(self._model_file), 0, "model instance '{}': {}".format(self._instance, text))
+
     def log(self, text: str) -> None:
         """What no client is told."""
         self._log("E", os.path.basename(self._model_file), 0, text)

@@ -53,9 +53,9 @@ class Session:
         self._clock_ns = clock_ns
         self._input_gpu = gpu.input_device(model.args, config)
         self._failures = Failures(instance, model.model_file, log, clock_ns)
-        names = frozenset(entry["name"] for entry in config.get("output", []))
+        declared = {entry["name"]: _datatype(entry.get("data_type", "")) for entry in config.get("output", [])}
         decoupled = using_decoupled_model_transaction_policy(config)
-        self.delivery = Delivery(decoupled, names, outputs, port, self._failures)
+        self.delivery = Delivery(decoupled, declared, outputs, port, self._failures)
         self._earlier_roots: Dict[int, Roots] = {}  # of rescheduled requests, by their ids
         self._sequences: Optional[SequenceInputs] = None
         if "sequence_batching" in config:
@@ -290,3 +290,8 @@ class Session:
             return False
         self._earlier_roots[opened.message.id] = [root for root in opened.roots if root() is not None]
         return True
+
+
+def _datatype(data_type: str) -> str:
+    """Of the configuration's name for it."""
+    return "BYTES" if data_type == "TYPE_STRING" else data_type[len("TYPE_") :]

@@ -113,6 +113,14 @@ def name_of_config(text: str) -> str:
     return text
 
 
+def pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"invalid regular expression '{text}': {error}") from None
+    return text
+
+
 def _scoped(text: str) -> tuple[str | None, str, str]:
     """``scope,key=value`` or ``key=value`` (scope None); a part that is missing is ""."""
     left, _, value = text.partition("=")
@@ -257,13 +265,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ignored("http-thread-count", "HTTP", integer()),
     _later("reuse-http-port", "HTTP", boolean, False),
-    _later("http-header-forward-pattern", "HTTP", str, ""),
+    Flag("http-header-forward-pattern", "HTTP", pattern, "headers of requests that become parameters", "regex"),
     _later("http-restricted-api", "HTTP", str, repeatable=True),
     Flag("allow-grpc", "GRPC", boolean, "serve gRPC", "boolean"),
     Flag("grpc-address", "GRPC", str, "address to listen on", "address"),
     Flag("grpc-port", "GRPC", _PORT, "port to listen on; 0 takes a free one", "port"),
     _later("reuse-grpc-port", "GRPC", boolean, False),
-    _later("grpc-header-forward-pattern", "GRPC", str, ""),
+    Flag("grpc-header-forward-pattern", "GRPC", pattern, "headers of requests that become parameters", "regex"),
     _ignored("grpc-infer-thread-count", "GRPC", grpc_threads),
     _ignored("grpc-infer-allocation-pool-size", "GRPC", integer()),
     _later("grpc-max-response-pool-size", "GRPC", above_zero("grpc-max-response-pool-size", 2**31 - 1), 2**31 - 1),

@@ -20,6 +20,7 @@ from broker.server import BrokerServer
 from broker.settings import BrokerSettings, ResourceLimit
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
+from gateway.header_forwarding import forwarding
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.errors import InternalError, Unavailable
@@ -183,7 +184,8 @@ class Services:
         from gateway.grpc_service import GrpcService
 
         address = self._settings.grpc_address
-        engine = GrpcEngine(GrpcService(dataplane), address, self._settings.grpc_port)
+        service = GrpcService(dataplane, forwarding(self._settings.grpc_header_forward_pattern))
+        engine = GrpcEngine(service, address, self._settings.grpc_port)
         await _listen("GRPC", engine)
         self._grpc = engine
         log.info(f"Started GRPCInferenceService at {address}:{engine.port}")
@@ -198,6 +200,7 @@ class Services:
             settings.http_port,
             settings.http_max_input_size,
             self.recorder.custom,
+            forwarding(settings.http_header_forward_pattern),
         )
         await _listen("HTTP", front)
         self._http = front

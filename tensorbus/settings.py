@@ -66,10 +66,12 @@ class ServeSettings:
     http_address: str = "0.0.0.0"
     http_port: int = 8000
     http_max_input_size: int = 67108864
+    http_header_forward_pattern: str = ""
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
+    grpc_header_forward_pattern: str = ""
 
     allow_metrics: bool = True
     metrics_address: str = ""  # "": http_address; parse_serve never leaves it so

@@ -196,3 +196,19 @@ def test_a_model_runs_its_unit_tests_inside_execute(load: Load) -> None:
     """)
     assert loaded.infer({}).error is None
     assert loaded.model.instance.ok
+
+
+@pytest.mark.parametrize("made, configured", [("INT64", "TYPE_FP32"), ("FP64", "TYPE_STRING"), ("INT32", "TYPE_INT32")])
+def test_an_output_of_another_datatype_than_the_configuration_s_is_warned_of_once(
+    load: Load, made: str, configured: str
+) -> None:
+    loaded = load(ECHO, output=[{"name": "OUT", "data_type": configured}, {"name": "OTHER", "data_type": "TYPE_BOOL"}])
+    for _ in range(3):
+        (output,) = loaded.outputs(loaded.infer({"IN": np.ones(2, DTYPE[made])}))
+        assert output.datatype == made
+    warned = [line[3] for line in loaded.logs if line[0] == "W"]
+    name = {"TYPE_STRING": "BYTES"}.get(configured, configured[5:])
+    assert warned == [
+        f"model instance 'probe_0_0': output 'OUT' is {made} and not {name}, as the configuration has it; clients get it as "
+        "it is"
+    ] * (made != name)

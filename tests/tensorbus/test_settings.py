@@ -177,6 +177,13 @@ def test_both_cache_flags_are_refused() -> None:
     )
 
 
+def test_a_pattern_is_a_regular_expression() -> None:
+    assert parse_serve(["--http-header-forward-pattern=^x-.*"]).http_header_forward_pattern == "^x-.*"
+    assert refusal("--grpc-header-forward-pattern=(x").startswith(
+        "Bad option: \"--grpc-header-forward-pattern\".\ninvalid regular expression '(x': "
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "names", "place"),
     [
