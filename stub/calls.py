@@ -301,7 +301,10 @@ class Connection:
         with self._lock:
             if self.calls is None:
                 key = "{}/{}-{}".format(self._key, os.getpid(), secrets.token_hex(4))
-                channel = Channel(self._address, key, _lifeline(self.pid))
+                try:
+                    channel = Channel(self._address, key, _lifeline(self.pid))
+                except Closed:
+                    raise NotServing from None
                 self.calls = Calls(Bus(channel), flushes=True)
                 self._close_at_exit(self.calls, channel)
             return self.calls

@@ -1,31 +1,34 @@
-"""The stub's end of the wire, one DEALER socket; the only file here that knows ZeroMQ.
+"""The stub's end of the wire: one socket, and ZeroMQ's protocol on it.
 
-A thread blocks in the socket itself while it is the only one. Once there are others, which may log at any time, it
-waits for the socket or for one of them instead, and the lock passes the socket between them.
+A thread blocks in the socket itself while it is the only one. Once there are others, which may want it woken, it waits
+for the socket or for one of them instead.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import os
 import select
+import socket
+import struct
 import threading
-from typing import List, NamedTuple, Optional, Sequence, Union
+from collections import deque
+from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 
-import zmq
-
-from . import codec, forks
+from . import codec, forks, zmtp
 from .closed import Closed as Closed
 from .shared import messages
 
-# Numbers and ``set``: pyzmq's enums and attributes are slow.
-_RCVMORE, _RCVTIMEO, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.RCVTIMEO), int(zmq.EVENTS), int(zmq.POLLIN)
-_LINGER_MS = 2000  # at exit; a server that does not read for longer will not miss our Goodbye
-# Answered by libzmq's own thread, so only a stopped or vanished peer fails to. A server that is stopped for a while
-# (a debugger, a laptop's lid) must find its stubs again.
-_HEARTBEAT_INTERVAL_MS = 5_000
-_HEARTBEAT_TIMEOUT_MS = 60_000
+_IPC = "ipc://"
+_LINGER_S = 2.0  # at exit; a server that does not read for longer will not miss our Goodbye
+_AT_ONCE = 16 * 1024  # the kernel takes so much whole or not at all
+_READ_SIZE = 64 * 1024
+_ENDS = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
+_NOW = socket.MSG_DONTWAIT
+
+Buffers = List[Union[bytes, memoryview]]
 
 
 class Received(NamedTuple):
@@ -34,53 +37,63 @@ class Received(NamedTuple):
 
 
 class Channel:
-    """Connects at once; ZeroMQ goes on trying until ``close``. One thread at a time receives; any thread may send.
+    """One thread at a time receives; any thread may send.
 
     A process that the model forks must not touch it: ``is_ours`` is False there.
     """
 
     def __init__(self, bus: str, key: str, lifeline: Optional[int] = None) -> None:
-        """``lifeline`` is a descriptor, from now on the channel's, that becomes readable when nobody will answer."""
+        """``lifeline`` is a descriptor, from now on the channel's, that becomes readable when nobody will answer.
+
+        Raises ProtocolError, and Closed if there is no broker at ``bus``, an address ipc://.
+        """
         self._lifeline = lifeline
         self._generation = forks.generation
         self._wake_read, self._wake_write = os.pipe()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.routing_id = key.encode()
-        self._socket.linger = _LINGER_MS
-        self._socket.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
-        self._socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
-        self._socket.connect(bus)
-        self._timeout_ms = -1  # the socket's own
-        self._closed = False
-        self._lock = threading.RLock()  # a signal handler of the model may log while we send
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._inbound = zmtp.Inbound()
+        self._timeout_ms = -1  # the socket's own
+        self._closed = False
+        self._sending = False
+        self._late: Deque[Buffers] = deque()  # what a signal handler said in the midst of another message
+        self._lock = threading.RLock()  # a signal handler of the model may log while we send
         self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._poll.register(self._wake_read, select.POLLIN)
-        if lifeline is not None:
-            self._poll.register(lifeline, select.POLLIN)
+        for readable in (self._socket.fileno(), self._wake_read, lifeline):
+            if readable is not None:
+                self._poll.register(readable, select.POLLIN)
+        try:
+            self._socket.connect(bus[len(_IPC) :])
+            self._socket.sendall(zmtp.greeting())
+            zmtp.check_greeting(self._socket.recv(zmtp.GREETING_SIZE, socket.MSG_WAITALL))
+            self._socket.sendall(zmtp.ready(key.encode()))
+        except OSError:
+            self._socket.close()
+            raise Closed from None
 
     @property
     def is_ours(self) -> bool:
         return forks.generation == self._generation
 
     def send(self, message: messages.ToBroker, frames: Sequence[Union[bytes, memoryview]] = ()) -> None:
-        """Copies the frames. Blocks while a thousand messages are unread. Raises Closed."""
+        """Blocks while the broker does not read. Raises Closed."""
         if not self.is_ours:
             os._exit(1)  # a process that the model forked has come back to us by an exception, as if it were the stub
-        header = codec.encode(message)
+        buffers = zmtp.encode(codec.encode(message), frames)
         with self._lock:
             if self._closed:
                 raise Closed
-            if frames:
-                self._socket.send_multipart([header, *frames])
-            else:
-                self._socket.send(header)
-            # The descriptor tells only of what came since someone last looked, and sending looks: see ``receive``.
-            if _thread._count() and self._has_message():
-                self.wake()
+            if self._sending:
+                self._late.append(buffers)
+                return
+            self._sending = True
+            try:
+                self._write(buffers)
+                while self._late:
+                    self._write(self._late.popleft())
+            finally:
+                self._sending = False
 
     def send_from_finalizer(self, message: messages.ToBroker) -> bool:
         """Never waits; False if it cannot be sent now, perhaps since this thread is in the midst of another message."""
@@ -88,12 +101,16 @@ class Channel:
         if not self.is_ours or is_sending or not self._lock.acquire(blocking=False):
             return False
         try:
+            (data,) = zmtp.encode(codec.encode_anew(message))
+            if len(data) > _AT_ONCE:
+                return False
             if not self._closed:
-                self._socket.send(codec.encode_anew(message), zmq.NOBLOCK)
-                self.wake()
+                self._socket.send(data, _NOW)
             return True
-        except zmq.Again:
+        except BlockingIOError:
             return False
+        except OSError:
+            return True  # nobody is there to be told
         finally:
             self._lock.release()
 
@@ -104,21 +121,20 @@ class Channel:
         """
         if _thread._count() or self._lifeline is not None:
             return self._receive_polled(timeout_ms)
-        with self._lock:
-            if timeout_ms != self._timeout_ms:
-                self._socket.set(_RCVTIMEO, timeout_ms)
-                self._timeout_ms = timeout_ms
-            try:
-                return self._take(0)
-            except zmq.Again:
-                return None
+        received = self._take()
+        if received is None and timeout_ms:
+            self._set_timeout(timeout_ms)
+            self._read(0)
+            received = self._take()
+        return received
 
     def receive_now(self) -> Optional[Received]:
         """A message that has come. Raises ProtocolError and Closed."""
-        with self._lock:
-            if self._closed:
-                raise Closed
-            return self._take(zmq.NOBLOCK) if self._has_message() else None
+        received = self._take()
+        if received is None:
+            self._read(_NOW)
+            received = self._take()
+        return received
 
     def wake(self) -> None:
         """Ends a ``receive``, the next one if there is none now. From any thread, from a finalizer too."""
@@ -126,13 +142,12 @@ class Channel:
             os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
-        """Returns when all is sent, or after two seconds; two more if a thread of the model is stuck in ``send``."""
+        """Returns when all is sent, or after two seconds if a thread of the model is stuck in ``send``."""
         self._closed = True
         self.wake()
-        if self._lock.acquire(timeout=_LINGER_MS / 1000):
+        if self._lock.acquire(timeout=_LINGER_S):
             try:
                 self._socket.close()
-                self._context.term()
             finally:
                 self._lock.release()
 
@@ -142,15 +157,46 @@ class Channel:
             if fd is not None:
                 os.close(fd)
 
-    def _has_message(self) -> bool:
-        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
+    def _write(self, buffers: Buffers) -> None:
+        """Small messages leave in one call, whole or not at all, whatever signal comes."""
+        try:
+            if len(buffers) == 1 and len(buffers[0]) <= _AT_ONCE:
+                self._socket.sendall(buffers[0])
+                return
+            try:
+                for buffer in buffers:
+                    self._socket.sendall(buffer)
+            except BaseException:  # of a signal handler: nobody knows how much of it has left
+                self._closed = True
+                self._socket.shutdown(socket.SHUT_RDWR)
+                raise
+        except OSError as error:
+            raise _ended(error) from None
 
-    def _take(self, flags: int) -> Received:
-        header = self._socket.recv(flags)
-        frames = []
-        while self._socket.get(_RCVMORE):
-            frames.append(self._socket.recv(copy=False).buffer)
-        return Received(codec.decode(header), frames)
+    def _take(self) -> Optional[Received]:
+        frames = self._inbound.take()
+        return None if frames is None else Received(codec.decode(frames[0]), frames[1:])
+
+    def _read(self, flags: int) -> None:
+        """What has come; with flags 0 it waits for something to come."""
+        if self._closed:
+            raise Closed
+        try:
+            data = self._socket.recv(_READ_SIZE, flags)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise _ended(error) from None
+        if not data:
+            raise Closed
+        self._inbound.feed(data)
+
+    def _set_timeout(self, timeout_ms: int) -> None:
+        if timeout_ms == self._timeout_ms:
+            return
+        seconds, rest_ms = divmod(max(0, timeout_ms), 1000)  # 0 is for ever
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, rest_ms * 1000))
+        self._timeout_ms = timeout_ms
 
     def _receive_polled(self, timeout_ms: int) -> Optional[Received]:
         received = self.receive_now()
@@ -163,3 +209,8 @@ class Channel:
             if received is None and self._lifeline in ready:
                 raise Closed
         return received
+
+
+def _ended(error: OSError) -> Exception:
+    """Another error is of a signal handler of the model: TimeoutError is an OSError."""
+    return Closed() if error.errno in _ENDS else error

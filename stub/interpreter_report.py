@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Dict, List
 
-_NEEDED = ["numpy", "zmq", "msgpack"]
+_NEEDED = ["numpy", "msgpack"]
 _OLDEST = (3, 9)
 
 

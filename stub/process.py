@@ -59,7 +59,10 @@ def run(start: Start) -> NoReturn:
 def _live(start: Start) -> int:
     """Returns the exit code."""
     _become_stub(start.title)
-    channel = Channel(start.bus, start.key)
+    try:
+        channel = Channel(start.bus, start.key)
+    except Closed:
+        return EXIT_OK  # so soon has the server gone
     try:
         channel.send(messages.Hello(messages.HELLO, messages.VERSION, os.getpid()))
         received = None
@@ -71,6 +74,8 @@ def _live(start: Start) -> int:
     except errors.ProtocolError as error:
         print("tensorbus stub {}: the broker sent a {}".format(start.title, error), file=sys.stderr)
         return EXIT_PROTOCOL_ERROR
+    except Closed:
+        return EXIT_OK  # the server has gone
     finally:
         channel.close()
 

@@ -7,10 +7,11 @@ likes. A model without ``is_ready`` has neither.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any, Callable, Coroutine
 
-from .channel import Channel
+from .channel import Channel, Closed
 from .exception_text import exception_text
 from .shared import messages
 
@@ -23,12 +24,13 @@ def serve(bus: str, key: str, model: Any, run: Run = asyncio.run) -> None:
 
 
 def _serve(bus: str, key: str, model: Any, run: Run) -> None:
-    channel = Channel(bus, key + "/ready")
-    channel.send(messages.IsReady(messages.IS_READY, 0, False))  # the broker cannot send to us before it knows us
-    while True:
-        received = channel.receive()
-        if received is not None and isinstance(received.message, messages.AskReady):
-            channel.send(answer(received.message, model, run))
+    with contextlib.suppress(Closed):
+        channel = Channel(bus, key + "/ready")
+        channel.send(messages.IsReady(messages.IS_READY, 0, False))  # the broker cannot send to us before it knows us
+        while True:
+            received = channel.receive()
+            if received is not None and isinstance(received.message, messages.AskReady):
+                channel.send(answer(received.message, model, run))
 
 
 def answer(asked: messages.AskReady, model: Any, run: Run = asyncio.run) -> messages.IsReady:

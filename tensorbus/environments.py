@@ -41,8 +41,8 @@ from tensorbus.tool import ToolFailed
 log = structlog.get_logger()
 
 # By the module that a stub imports: distribution and oldest version that will do.
-_SUPPLIED = {"numpy": ("numpy", "1.23"), "zmq": ("pyzmq", "25"), "msgpack": ("msgpack", "1.0")}
-_NEEDS = "the environment of a model needs numpy, pyzmq and msgpack"
+_SUPPLIED = {"numpy": ("numpy", "1.23"), "msgpack": ("msgpack", "1.0")}
+_NEEDS = "the environment of a model needs numpy and msgpack"
 _REPORT = str(Path(stub.__file__).parent / "interpreter_report.py")
 _PLACE = re.compile(r"""\w+://[^\s'"`]+|(?<![\w.])/[^\s'"`:,;)]+""")
 _QUIET = {"NO_COLOR": "1", "PIP_PROGRESS_BAR": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}

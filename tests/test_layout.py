@@ -193,7 +193,7 @@ def test_numpy_stays_in_the_stub_and_in_the_tensor_files():
 
 SERVER_SIDE = {"protocol/codec.py", "stub/launcher.py"}  # run by the server's interpreter alone
 BACKENDS_NEED = {"onnxruntime", "torch"}  # the user's; the only ones that our backends may import
-STUB_NEEDS = {"zmq", "msgpack", "numpy", "setproctitle", "msgspec", "cupy"}  # the last three are optional
+STUB_NEEDS = {"msgpack", "numpy", "setproctitle", "msgspec", "cupy"}  # the last three are optional
 
 
 @pytest.mark.parametrize(

@@ -395,13 +395,15 @@ def test_close_ends_everything(host):
 
 
 SERVER = """
-import asyncio, os, sys
+import asyncio, os, sys, zmq
 sys.path.insert(0, {root!r})
 from protocol.interpreters import Interpreter
 from shm.segment import Segment
 from stub.launcher import Launcher
 
 async def main():
+    router = zmq.Context().socket(zmq.ROUTER)
+    router.bind({bus!r})
     launcher = Launcher({bus!r}, {run_dir!r}, {shm!r}, print, print)
     await launcher.start()
     segment = Segment.create({shm!r}, 1000)

@@ -77,17 +77,20 @@ def test_a_folder_full_of_our_names_is_all_the_users(
     assert set(launch().post("hostile", [1.0]).data) == {7.0}
 
 
-def test_an_environments_own_packages_are_never_replaced(repository: Repository, tmp_path: Path, launch: Start) -> None:
-    env = pythons.environment(tmp_path / "env", "3.10", "numpy==1.26.4", "msgpack==1.0.8")
-    names = '[importlib.import_module(name) for name in ("numpy", "msgpack", "zmq")]'
+@pytest.mark.parametrize("own", [["numpy==1.26.4"], ["numpy==1.26.4", "msgpack==1.0.8"]])
+def test_an_environments_own_packages_are_never_replaced(
+    repository: Repository, tmp_path: Path, launch: Start, own: list[str]
+) -> None:
+    env = pythons.environment(tmp_path / "env", "3.10", *own)
+    names = '[importlib.import_module(name) for name in ("numpy", "msgpack")]'
     repository.add("versions", SAYS.format(f'" ".join(module.__file__ for module in {names})'), config=config(env))
     repository.add(
         "numpy", SAYS.format("np.__version__, importlib.import_module('msgpack').version"), config=config(env)
     )
     server = launch()
-    numpy, msgpack, zmq = said(server, "versions").split()
-    assert Path(numpy).is_relative_to(env) and Path(msgpack).is_relative_to(env) and not Path(zmq).is_relative_to(env)
-    assert said(server, "numpy") == "('1.26.4', (1, 0, 8))"
+    numpy, msgpack = said(server, "versions").split()
+    assert Path(numpy).is_relative_to(env) and Path(msgpack).is_relative_to(env) == (len(own) == 2)
+    assert said(server, "numpy").startswith("('1.26.4', (1, 0, 8))" if len(own) == 2 else "('1.26.4', ")
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12"])

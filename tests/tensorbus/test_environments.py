@@ -147,13 +147,13 @@ def test_packages_that_cannot_be_had_are_named(
 ) -> None:
     """As where there is no network."""
     report = (
-        '{"version": [3, 9, 18], "new_enough": true, "abi": "cp39", "missing": ["zmq", "msgpack"], "has_pip": true}'
+        '{"version": [3, 9, 18], "new_enough": true, "abi": "cp39", "missing": ["numpy", "msgpack"], "has_pip": true}'
     )
     uv = environment(tmp_path / "tools", "echo no route to host; exit 1") / "bin" / "python"
     uv.rename(uv.with_name("uv"))
     monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
     text = refusal(environments, environment(tmp_path / "env", f"echo '{report}'"))
     assert text == (
-        "the one of 'm': the environment of a model needs numpy, pyzmq and msgpack; it lacks pyzmq, msgpack, which "
+        "the one of 'm': the environment of a model needs numpy and msgpack; it lacks numpy, msgpack, which "
         "cannot be installed:\nno route to host"
     )
