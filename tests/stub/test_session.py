@@ -208,7 +208,5 @@ def test_an_output_of_another_datatype_than_the_configuration_s_is_warned_of_onc
         assert output.datatype == made
     warned = [line[3] for line in loaded.logs if line[0] == "W"]
     name = {"TYPE_STRING": "BYTES"}.get(configured, configured[5:])
-    assert warned == [
-        f"model instance 'probe_0_0': output 'OUT' is {made} and not {name}, as the configuration has it; clients get it as "
-        "it is"
-    ] * (made != name)
+    text = f"output 'OUT' is {made} and not {name}, as the configuration has it; clients get it as it is"
+    assert warned == [f"model instance 'probe_0_0': {text}"] * (made != name)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.system.conftest import Server
@@ -77,6 +80,23 @@ def install(examples: Path, repository: Path, models: dict[str, tuple[str, str]]
             shutil.copy(config, repository / model / "config.pbtxt")
 
 
+@contextlib.contextmanager
+def serving(repository: Path, log: Path) -> Iterator[None]:
+    ports = [f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), PORTS, strict=True)]
+    server = Server(repository, log, *ports).wait_ready(TIMEOUT_S)
+    try:
+        yield
+    finally:
+        assert server.terminate() == 0
+
+
+def run_client(directory: Path, client: Path, *arguments: str) -> str:
+    command = [sys.executable, str(client), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(("folder", "models", "client", "says", "needs"), EXAMPLES, ids=[one[3] for one in EXAMPLES])
 def test_an_example_passes_with_its_own_client(
     examples: Path, tmp_path: Path, folder: str, models: dict[str, tuple[str, str]], client: str, says: str, needs: str
@@ -84,12 +104,50 @@ def test_an_example_passes_with_its_own_client(
     if needs and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     install(examples, tmp_path / "models", models)
-    ports = [f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), PORTS, strict=True)]
-    server = Server(tmp_path / "models", tmp_path / "log", *ports).wait_ready(TIMEOUT_S)
-    try:
-        command = [sys.executable, str(examples / folder / client)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path)
-    finally:
-        assert server.terminate() == 0
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert says in done.stdout, done.stdout + done.stderr
+    with serving(tmp_path / "models", tmp_path / "log"):
+        printed = run_client(tmp_path, examples / folder / client)
+    assert says in printed
+
+
+def test_preprocessing_passes_with_its_own_client_and_an_onnx_model(examples: Path, tmp_path: Path) -> None:
+    """In place of TensorRT's ResNet: one that knows red, green and blue."""
+    missing = [name for name in ("torchvision", "onnxruntime", "onnx", "PIL") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    from PIL import Image
+
+    models = tmp_path / "models"
+    shutil.copytree(examples / "preprocessing" / "model_repository", models)
+    for model in models.iterdir():
+        (model / "1").mkdir()
+    shutil.copy(examples / "preprocessing" / "model.py", models / "preprocess" / "1")
+    config = models / "resnet50_trt" / "config.pbtxt"
+    config.write_text(config.read_text().replace('platform: "tensorrt_plan"', 'backend: "onnxruntime"'))
+    write_classifier(models / "resnet50_trt" / "1" / "model.onnx")
+    labels = models / "resnet50_trt" / "labels.txt"
+    with serving(models, tmp_path / "log"):
+        for number, color in enumerate(("red", "lime", "blue")):
+            Image.new("RGB", (300, 200), color).save(tmp_path / "image.jpg")
+            arguments = ["--image", str(tmp_path / "image.jpg"), "--label_file", str(labels)]
+            printed = run_client(tmp_path, examples / "preprocessing" / "client.py", *arguments)
+            assert f"Result is class: {labels.read_text().splitlines()[number * 7]}" in printed
+
+
+def write_classifier(path: Path) -> None:
+    """The means of the three channels are the scores of the classes 0, 7 and 14."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.zeros((3, 1000), np.float32)
+    weights[range(3), [0, 7, 14]] = 1
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["input"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["output"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, "height", "width"]),
+        helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 1000]),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "weights")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
