@@ -100,7 +100,7 @@ class Broker:
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     broker = Broker(str(tmp_path))
     connection = calls.Connection()
-    connection.calls, connection.serving = broker.calls, True
+    connection.calls, connection.serving = broker.calls, bytearray(b"\1")
     monkeypatch.setattr(calls, "_connection", connection)
     monkeypatch.setattr(bls, "_memory", None)
     bls.serve(Placer(broker.own), broker.reader)
@@ -440,7 +440,7 @@ def test_an_answer_for_an_event_loop_that_is_closed_is_read(broker: Broker) -> N
 
 
 def test_calls_end_with_the_stub(broker: Broker) -> None:
-    calls._connection.serving = False
+    calls.set_serving(False)
     with pytest.raises(pb_utils.TritonModelException, match="only supported during the 'execute' function"):
         ask(tensor(1)).exec()
 
