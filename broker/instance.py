@@ -76,17 +76,19 @@ class Dispatched:
     """A batch that an instance holds. ``ended`` are those of its requests that a response sender has answered before
     ``execute`` returned, and when; they count once their times are known."""
 
-    __slots__ = ("ended", "id", "requests", "sent_ns")
+    __slots__ = ("ended", "id", "places", "requests", "sent_ns")
 
-    def __init__(self, id: int, requests: list[Pending], sent_ns: int) -> None:
+    def __init__(self, id: int, requests: list[Pending], sent_ns: int, places: int = 0) -> None:
+        """``places``: of the batch, where there are more than requests (null requests of sequences)."""
         self.id = id
+        self.places = places
         self.requests = requests
         self.sent_ns = sent_ns
         self.ended: list[tuple[Pending, int]] = []
 
     @property
     def batch_size(self) -> int:
-        return sum([pending.batch_size for pending in self.requests])
+        return self.places or sum([pending.batch_size for pending in self.requests])
 
     def unanswered(self) -> list[Pending]:
         return [pending for pending in self.requests if not pending.answered]

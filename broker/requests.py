@@ -41,6 +41,7 @@ from protocol.messages import (
     Execute,
     Handle,
     Request,
+    Starved,
 )
 
 
@@ -281,6 +282,8 @@ class Requests:
             if again_ns:
                 self._again[version] = again_ns
         self._dirty.clear()
+        if self._releases.urgent:
+            actions += [self._send(instance, [], ()) for instance in list(self._releases.urgent)]
         if self._waiting_calls:
             actions += self._fail_stuck(now)
             if self._answering.ensembles.has_news:
@@ -292,9 +295,9 @@ class Requests:
         for pending in sequences.expire(now):
             version.recorder.dequeued()
             actions += self._answering.fail(version, pending, Unavailable(sequencing.EXPIRED), now, REJECTED)
-        for instance, requests, slots in sequences.take(now):
-            sequencing.take_turns(version, requests)
-            actions.append(self._execute(version, instance, [requests], now, slots))
+        for batch in sequences.take(now):
+            sequencing.take_turns(version, batch.requests)
+            actions.append(self._execute(version, batch.instance, [batch.requests], now, batch.slots, batch.places))
         again_ns = sequences.next_deadline()
         if again_ns is not None:
             self._again[version] = again_ns
@@ -347,8 +350,9 @@ class Requests:
         batches: list[list[Pending]],
         now: int,
         slots: Sequence[int] = (),
+        places: int = 0,
     ) -> Send:
-        """``slots`` are those of the only batch."""
+        """``slots`` and ``places`` are those of the only batch."""
         sent = []
         frames: list[memoryview | bytes] = []
         idle = not instance.outstanding
@@ -360,8 +364,8 @@ class Requests:
                 pending.responded_ns = now
                 version.recorder.dequeued()
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
-            instance.outstanding.append(Dispatched(self._last_batch, pendings, now))
-            sent.append(Batch(self._last_batch, requests, list(slots)))
+            instance.outstanding.append(Dispatched(self._last_batch, pendings, now, places))
+            sent.append(Batch(self._last_batch, requests, list(slots), places))
         if idle:
             instance.began_ns = now
             self.limit(version, instance, now)
@@ -404,6 +408,12 @@ class Requests:
                 expired = Unavailable("Request timeout expired")
                 actions += self._answering.fail(version, pending, expired, now, REJECTED)
         return actions
+
+    def starved(self, key: str, message: Starved, frames: Frames, now: int) -> list[Action]:
+        found = self._roster.serving(key)
+        if found is not None:
+            self._releases.starved(found[1])
+        return []
 
     def _tell_releases(self, now: int) -> list[Action]:
         """To stubs that have got no work to tell it with."""

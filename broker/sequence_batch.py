@@ -40,9 +40,10 @@ Ready = dict[Sequence, int]  # those whose next request may leave, in the order 
 
 
 class Choice(NamedTuple):
-    """Without sequences: look again at ``again_ns``."""
+    """``places``: of the batch, with the direct strategy. Without sequences: look again at ``again_ns``."""
 
     sequences: list[Sequence]
+    places: int = 0
     again_ns: int = 0
 
 
@@ -58,14 +59,15 @@ def number(sequence: Sequence) -> int:
 
 
 def _direct(ready: Ready, rules: SequenceRules, now: int) -> Choice:
-    """Those whose inputs are not as those of the lowest slot wait for the next batch."""
+    """Those whose inputs are not as those of the lowest slot wait for the next batch; they have places in this one."""
     if rules.delay_ns and len(ready) / rules.slots + _ROUNDING < rules.utilization:
         leaves_ns = min(sequence.waiting[0].arrived_ns for sequence in ready) + rules.delay_ns
         if now < leaves_ns:
-            return Choice([], leaves_ns)
+            return Choice([], again_ns=leaves_ns)
     found = sorted(ready, key=number)
+    places = number(found[-1]) + 1
     same = _same(found, rules)
-    return Choice([one for one, is_same in zip(found, same, strict=True) if is_same] if same else found)
+    return Choice([one for one, is_same in zip(found, same, strict=True) if is_same] if same else found, places)
 
 
 def _oldest(ready: Ready, rules: SequenceRules, now: int) -> Choice:
@@ -80,7 +82,7 @@ def _oldest(ready: Ready, rules: SequenceRules, now: int) -> Choice:
         return Choice(found[:preferred])
     if late or len(found) < len(ready) or len(found) >= max(rules.preferred, default=1):
         return Choice(found)
-    return Choice([], leaves_ns)
+    return Choice([], again_ns=leaves_ns)
 
 
 def _same(sequences: list[Sequence], rules: SequenceRules) -> list[bool]:

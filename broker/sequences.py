@@ -28,11 +28,13 @@ Id = int | str  # two spaces: 7 and "7" are different sequences
 
 
 class SlotBatch(NamedTuple):
-    """The slot numbers of its requests ascend with the direct strategy, where they are the places in the batch."""
+    """``slots`` are those of the requests. With the direct strategy they ascend: a request's slot is its place among
+    the ``places`` of the batch. With the other that is 0."""
 
     instance: Instance
     requests: list[Pending]
     slots: list[int]
+    places: int
 
 
 class Sequences:
@@ -182,14 +184,14 @@ class Sequences:
         for instance in (*self._instances, *self._leaving):
             ready = self._ready.get(instance.index)
             if ready and not instance.outstanding and instance.state is InstanceState.READY and not instance.barred:
-                chosen, again_ns = choose(ready, self.rules, now)
+                chosen, places, again_ns = choose(ready, self.rules, now)
                 if chosen:
-                    batches.append(self._leave(instance, chosen))
+                    batches.append(self._leave(instance, chosen, places))
                 elif not self._again_ns or again_ns < self._again_ns:
                     self._again_ns = again_ns
         return batches
 
-    def _leave(self, instance: Instance, chosen: list[Sequence]) -> SlotBatch:
+    def _leave(self, instance: Instance, chosen: list[Sequence], places: int) -> SlotBatch:
         ready = self._ready[instance.index]
         requests = []
         for sequence in chosen:
@@ -197,7 +199,7 @@ class Sequences:
             sequence.executing = sequence.waiting.popleft()
             requests.append(sequence.executing)
         self._waiting -= len(requests)
-        return SlotBatch(instance, requests, [number(sequence) for sequence in chosen])
+        return SlotBatch(instance, requests, [number(sequence) for sequence in chosen], places)
 
     # --- a request ends -------------------------------------------------------------------------------------------
 

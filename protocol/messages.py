@@ -84,6 +84,7 @@ class Load(NamedTuple):
     args: Dict[str, str]
     probe: Handle  # a nonce to read back: proof that shared memory is shared
     shm_directory: str
+    max_unread: int = 0  # bytes that the responses to one client may be ahead of what it has read; 0 is no bound
 
 
 class Batch(NamedTuple):
@@ -91,7 +92,8 @@ class Batch(NamedTuple):
 
     id: int  # unique for the broker; the stub notes the one inside execute in its status word
     requests: List[Request]
-    slots: List[int] = []  # where the sequence of each request has its place in the instance; [] without sequences
+    slots: List[int] = []  # of the instance, in which the sequence of each request runs; [] without sequences
+    places: int = 0  # of the batch, if slots are places in it: those without a request get a null request
 
 
 class Execute(NamedTuple):
@@ -100,6 +102,7 @@ class Execute(NamedTuple):
     kind: str
     batches: List[Batch]
     released: List[int]
+    paced: List[Tuple[int, int]] = []  # requests that may send so many responses before there is Credit for more
 
 
 class Cancel(NamedTuple):
@@ -107,6 +110,14 @@ class Cancel(NamedTuple):
 
     kind: str
     requests: List[int]
+
+
+class Credit(NamedTuple):
+    """So many more responses of a paced request are welcome."""
+
+    kind: str
+    request: int
+    responses: int
 
 
 class Answered(NamedTuple):
@@ -208,6 +219,12 @@ class Results(NamedTuple):
     released: List[int]  # requests whose retained input lease has ended
     responses: List[Response] = []
     read: List[Tuple[str, int]] = []  # origin and lease of Answered outputs that are in use no more
+
+
+class Starved(NamedTuple):
+    """A response waits until others have been read: what has been is to be told at once, once."""
+
+    kind: str
 
 
 class Call(NamedTuple):
@@ -312,18 +329,20 @@ class Goodbye(NamedTuple):
 
 # The first element of each message on the wire.
 LOAD, EXECUTE, FINISH = "L", "E", "F"
-CANCEL, ANSWERED, RETURNED, TOLD, ASK_READY = "K", "A", "I", "T", "Q"
+CANCEL, CREDIT, ANSWERED, RETURNED, TOLD, ASK_READY = "K", "W", "A", "I", "T", "Q"
 HELLO, READY, CONFIGURED, FAILED, RESULTS, LOG, GOODBYE = "H", "R", "C", "X", "S", "G", "B"
 CALL, CANCEL_CALL, CONTROL, IS_READY = "D", "Z", "O", "Y"
+STARVED = "J"
 NEW_FAMILY, NEW_METRIC, UPDATE_METRIC, DROP_METRICS = "N", "M", "U", "V"
 
-ToStub = Union[Load, Execute, Cancel, Answered, Returned, Told, AskReady, Finish]
+ToStub = Union[Load, Execute, Cancel, Credit, Answered, Returned, Told, AskReady, Finish]
 ToBroker = Union[
     Hello,
     Ready,
     Configured,
     Failed,
     Results,
+    Starved,
     Call,
     CancelCall,
     NewFamily,
@@ -340,6 +359,7 @@ TO_STUB: Dict[str, Any] = {
     LOAD: Load,
     EXECUTE: Execute,
     CANCEL: Cancel,
+    CREDIT: Credit,
     ANSWERED: Answered,
     RETURNED: Returned,
     TOLD: Told,
@@ -352,6 +372,7 @@ TO_BROKER: Dict[str, Any] = {
     CONFIGURED: Configured,
     FAILED: Failed,
     RESULTS: Results,
+    STARVED: Starved,
     CALL: Call,
     CANCEL_CALL: CancelCall,
     NEW_FAMILY: NewFamily,

@@ -52,15 +52,33 @@ def decode_plain(data: Union[bytes, memoryview]) -> ToStub:
 
 
 def _load(
-    mode: str, model_file: str, version_directory: str, args: Dict[str, str], probe: Tuple[Any, ...], directory: str
+    mode: str,
+    model_file: str,
+    version_directory: str,
+    args: Dict[str, str],
+    probe: Tuple[Any, ...],
+    directory: str,
+    max_unread: int,
 ) -> messages.Load:
     _expect(str, mode, model_file, version_directory, directory, *args, *args.values())
-    return messages.Load(messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory)
+    _expect(int, max_unread)
+    return messages.Load(
+        messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory, max_unread
+    )
 
 
-def _execute(batches: Tuple[Any, ...], released: Tuple[int, ...]) -> messages.Execute:
+def _execute(
+    batches: Tuple[Any, ...], released: Tuple[int, ...], paced: Tuple[Tuple[int, int], ...]
+) -> messages.Execute:
     _expect(int, *released)
-    return messages.Execute(messages.EXECUTE, [_batch(*batch) for batch in batches], list(released))
+    pairs = [(request, responses) for request, responses in paced]
+    _expect(int, *(number for pair in pairs for number in pair))
+    return messages.Execute(messages.EXECUTE, [_batch(*batch) for batch in batches], list(released), pairs)
+
+
+def _credit(request: int, responses: int) -> messages.Credit:
+    _expect(int, request, responses)
+    return messages.Credit(messages.CREDIT, request, responses)
 
 
 def _cancel(requests: Tuple[int, ...]) -> messages.Cancel:
@@ -119,9 +137,9 @@ def _finish() -> messages.Finish:
     return messages.Finish(messages.FINISH)
 
 
-def _batch(batch_id: int, requests: Tuple[Any, ...], slots: Tuple[int, ...]) -> messages.Batch:
-    _expect(int, batch_id, *slots)
-    return messages.Batch(batch_id, [_request(*request) for request in requests], list(slots))
+def _batch(batch_id: int, requests: Tuple[Any, ...], slots: Tuple[int, ...], places: int) -> messages.Batch:
+    _expect(int, batch_id, places, *slots)
+    return messages.Batch(batch_id, [_request(*request) for request in requests], list(slots), places)
 
 
 def _request(
@@ -189,6 +207,7 @@ _DECODERS: Dict[object, Callable[..., ToStub]] = {
     messages.LOAD: _load,
     messages.EXECUTE: _execute,
     messages.CANCEL: _cancel,
+    messages.CREDIT: _credit,
     messages.ANSWERED: _answered,
     messages.RETURNED: _returned,
     messages.TOLD: _told,

@@ -60,7 +60,10 @@ class OpenRequest:
         return not self.message.id
 
     def respond(self, response: Optional[InferenceResponse], final: bool) -> None:
-        """Sends at once, from any thread: one of the two may be missing. Raises TritonModelException."""
+        """Sends, from any thread, once not too many responses are ahead of the client: one of the two may be missing.
+        Raises TritonModelException."""
+        if self._delivery.decoupled and response is not None:
+            self._wait_for_room()
         with self._lock:
             self._check(response)
             if not self._ended:
@@ -75,6 +78,13 @@ class OpenRequest:
                 self._send(message, frames)
             self._responded = True
             self._closed = final
+
+    def _wait_for_room(self) -> None:
+        try:
+            self._delivery.pacing.wait(self.message.id)
+        except TritonModelException as error:
+            self.send_failure(str(error))
+            raise
 
     def _send(self, message: messages.Response, frames: List[bytes]) -> None:
         alive = [root() for root in self.roots]  # until it is sent: that the inputs are free comes after it

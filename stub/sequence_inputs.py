@@ -21,22 +21,23 @@ class SequenceInputs:
 
     def __init__(self, config: Mapping[str, Any], model_directory: str) -> None:
         """Raises LoadError."""
-        self._positional = "oldest" not in config["sequence_batching"]
         self._controls = Controls(config)
         self._states = ImplicitStates(config, model_directory)
 
-    def arrange(self, opened: Sequence[OpenRequest], slots: Sequence[int], delivery: Delivery) -> List[OpenRequest]:
-        """The batch as the model is to see it."""
+    def arrange(
+        self, opened: Sequence[OpenRequest], slots: Sequence[int], places: int, delivery: Delivery
+    ) -> List[OpenRequest]:
+        """The batch as the model is to see it. ``slots`` and ``places`` as in Batch."""
         for position, each in enumerate(opened):
             if self._states:
                 starts = bool(each.message.flags & messages.SEQUENCE_START)
                 each.state = self._states.of_slot(slots[position] if slots else position, starts)
-        if not self._positional or not slots or not opened:
+        if not opened or places <= len(opened):
             return list(opened)
-        places = dict(zip(slots, opened))
+        real = dict(zip(slots, opened))
         first = opened[0].message
         null = messages.Request(0, first.model, first.version, first.inputs)
-        return [places.get(slot) or OpenRequest(null, delivery, null=True) for slot in range(slots[-1] + 1)]
+        return [real.get(place) or OpenRequest(null, delivery, null=True) for place in range(places)]
 
     def tensors(self, each: OpenRequest) -> List[Tensor]:
         """Beside the inputs of a real request."""

@@ -44,6 +44,7 @@ class Session:
         event_loop: EventLoop,
         log: Log,
         clock_ns: Callable[[], int],
+        max_unread: int = 0,
     ) -> None:
         config = json.loads(model.args.get("model_config", "{}"))
         self._model = model
@@ -55,7 +56,7 @@ class Session:
         self._failures = Failures(instance, model.model_file, log, clock_ns)
         declared = {entry["name"]: _datatype(entry.get("data_type", "")) for entry in config.get("output", [])}
         decoupled = using_decoupled_model_transaction_policy(config)
-        self.delivery = Delivery(decoupled, declared, outputs, port, self._failures)
+        self.delivery = Delivery(decoupled, declared, outputs, port, self._failures, max_unread)
         self._earlier_roots: Dict[int, Roots] = {}  # of rescheduled requests, by their ids
         self._sequences: Optional[SequenceInputs] = None
         if "sequence_batching" in config:
@@ -73,7 +74,7 @@ class Session:
             wanted, slots, responses = self._without_cancelled(batch)
         opened = [OpenRequest(message, self.delivery) for message in wanted]
         if self._sequences is not None:
-            opened = self._sequences.arrange(opened, slots, self.delivery)
+            opened = self._sequences.arrange(opened, slots, batch.places, self.delivery)
         returned: Any = None
         requests, failure = self._receive(opened, view)
         received_ns = self._clock_ns()
@@ -137,9 +138,9 @@ class Session:
         self, sequences: SequenceInputs, opened: List[OpenRequest], view: View
     ) -> List[InferenceRequest]:
         requests = []
+        real = next((each for each in opened if not each.is_null), None)
         for each in opened:
-            if each.is_null:
-                real = opened[-1]
+            if each.is_null and real is not None:
                 request = receive_request(each.message, sequences.null_tensors(each, real), each, _NO_OUTPUTS)
             else:
                 request = self._receive_one(each, view)

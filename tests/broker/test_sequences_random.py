@@ -118,11 +118,13 @@ class SequencesMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        for instance, requests, slots in self.sequences.take(self.now):
+        for instance, requests, slots, places in self.sequences.take(self.now):
             assert instance.state is InstanceState.READY and not instance.outstanding
             assert 0 < len(requests) == len(slots) == len(set(slots)) <= self.rules.max_size
             assert len({self.runs[one.request.id] for one in requests}) == len(requests)
-            assert self.rules.oldest or slots == sorted(slots)
+            assert (
+                places == 0 if self.rules.oldest else slots == sorted(slots) and max(slots) < places <= self.rules.slots
+            )
             assert max(slots) < self.rules.slots
             if self.rules.stacked:
                 assert len({one.request.inputs[0].shape for one in requests}) == 1

@@ -145,6 +145,6 @@ def test_what_messagepack_cannot_hold_is_written_as_text():
     """Else all that leaves in the same turn would be lost with it."""
     request = Request(1, "m", 1, [], "\ud800", [], {"large": 2**70, "small": -(2**70), "usual": 2**63})
     data = encode_to_stub(Execute(EXECUTE, [Batch(1, [request])], []))
-    (_, ((_, ((_, _, _, _, request_id, _, parameters, *_),), _),), _) = msgpack.unpackb(data, use_list=False)
+    (_, ((_, ((_, _, _, _, request_id, _, parameters, *_),), *_),), *_) = msgpack.unpackb(data, use_list=False)
     assert request_id == "\\ud800"
     assert parameters == {"large": str(2**70), "small": str(-(2**70)), "usual": 2**63}

@@ -54,7 +54,7 @@ def execute(self, requests):
         rows.append(row)
         if row[3]:
             assert (request.correlation_id(), bool(request.flags() & 1)) == (row[0], bool(row[1])), row
-    for value in {row[4] for row in rows if row[4] >= 100}:
+    for value in {row[4] for row in rows if row[3] and row[4] >= 100}:
         gate = os.path.join(pb_utils.get_model_dir(), str(value))
         open(gate, "w").close()
         while os.path.exists(gate):
@@ -304,7 +304,7 @@ def test_a_batch_has_one_shape(models: Models) -> None:
     eventually(lambda: models.server.pending("shapes") == 2)
     held.release()
     wide, narrow = (other.stop()[0] for other in others)
-    assert narrow.rows == [[1, 0, 1.0, True, 1]]
+    assert narrow.rows == [[1, 0, 1.0, True, 1], [0, 0, -1.0, False, 0]]
     assert wide.rows == [[0, 0, -1.0, False, 0], [2, 1, 1.0, True, 2]]
 
 
