@@ -27,6 +27,7 @@ class Bus:
 
     def __init__(self) -> None:
         self.handlers: Any = {}
+        self.is_broken = False
         self.sent: List[Any] = []
         self.due: Deque[Tuple[Any, Frames]] = deque()
         self.target: Callable[[messages.Call, Any], None] = lambda call, frames: None
