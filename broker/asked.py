@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.control import ModelControl
-from broker.events import Action, Asker, LoadModel, Override, Reload, Send, StartServing, StubAsker, UnloadModel
+from broker.events import (
+    Action,
+    Asker,
+    LoadModel,
+    Override,
+    Reload,
+    Removed,
+    Send,
+    StartServing,
+    StubAsker,
+    UnloadModel,
+)
 from broker.instance import InstanceState
 from broker.load_lines import NOT_READY, LoadLines, told
 from broker.model import ModelVersion
@@ -68,6 +79,9 @@ class Asked:
         if not self._open:
             return [told(event.asker, Unavailable(NOT_READY))]
         return self._control.load(LoadModel(event.model, None, event.asker), now)
+
+    def removed(self, event: Removed, now: int) -> list[Action]:
+        return self._control.unload(event.model, False, now) if self._open else []
 
     def unload(self, event: UnloadModel, now: int) -> list[Action]:
         try:

@@ -130,6 +130,12 @@ class Reload(NamedTuple):
     asker: Asker
 
 
+class Removed(NamedTuple):
+    """A model is not in the repositories any more, and what the operator wants is that it goes then."""
+
+    model: str
+
+
 class Polled(NamedTuple):
     """What the Poll of this number has found: versions to load, or why there are none."""
 
@@ -180,6 +186,7 @@ Event = Union[
     Polled,
     LoadModel,
     Reload,
+    Removed,
     Prepared,
     DeadlinePassed,
     AskedReady,

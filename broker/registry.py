@@ -22,6 +22,7 @@ class Registry:
         self._models: dict[str, dict[int, ModelVersion]] = {}
         self._behind: dict[ModelVersion, None] = {}  # without a row; an ordered set
         self._failures: set[str] = set()
+        self._names_are_complete = False
 
     def add_name(self, model: str, reason: str = "") -> None:
         """A model whose directory could not be read as one: the index has its name, requests do not find it."""
@@ -39,6 +40,7 @@ class Registry:
     def set_names(self, names: Mapping[str, str]) -> None:
         """What the repositories hold now."""
         self._names = dict(names)
+        self._names_are_complete = True
 
     def add(self, version: ModelVersion) -> None:
         """A new version: the row is its own at once, unless there is one that serves."""
@@ -180,12 +182,18 @@ class Registry:
         return sorted({one.name for one in self if one.state is VersionState.LOADING})
 
     def index(self, ready: bool) -> list[IndexEntry]:
+        """A model that the repositories hold no longer is left out once it is unloaded."""
         rows = []
         for name in sorted({*self._names, *self._models}):
             versions = self._models.get(name)
-            if not versions and not ready:
-                reason = self._names.get(name, "")
-                rows.append(IndexEntry(name, 0, VersionState.UNAVAILABLE.value if reason else "", reason))
+            if self._names_are_complete and name not in self._names and all(map(_is_unloaded, self.rows(name))):
+                continue
+            reason = self._names.get(name, "")
+            if reason or not versions:  # it may serve all the same
+                if ready:
+                    continue
+                rows.append(IndexEntry(name, -1, VersionState.UNAVAILABLE.value if reason else "", reason))
+                continue
             for number, one in sorted(versions.items()) if versions else ():
                 if not ready or one.state is VersionState.READY:
                     rows.append(IndexEntry(name, number, one.state.value, one.reason))
@@ -203,4 +211,8 @@ class Registry:
 
 
 def _as_it_should_be(row: ModelVersion) -> bool:
-    return row.state in (VersionState.READY, VersionState.UNLOADING) or row.reason == UNLOADED
+    return row.state in (VersionState.READY, VersionState.UNLOADING) or _is_unloaded(row)
+
+
+def _is_unloaded(row: ModelVersion) -> bool:
+    return row.state is VersionState.UNAVAILABLE and row.reason == UNLOADED

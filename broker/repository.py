@@ -18,8 +18,9 @@ from broker.config_normalize import normalize
 from broker.config_reading import read_file
 from broker.config_validation import check_model
 from broker.model_config import ModelConfig, from_message, parse_text
+from broker.places import DUPLICATE_REASON, NOT_FOUND, find, is_directory, not_one, shown, subdirectories
 from broker.proto import Message, ModelConfigMessage
-from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
+from protocol.errors import InternalError, InvalidArgument, ServingError
 
 CONFIG_FILE = "config.pbtxt"
 REQUIREMENTS_FILE = "requirements.txt"
@@ -27,8 +28,6 @@ _CUSTOM_STUB = "triton_python_backend_stub"
 VARIANTS = "configs"  # a model's folder of further config files, chosen by --model-config-name
 CONFIG_ENTRIES = (CONFIG_FILE, VARIANTS)
 NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
-DUPLICATE_REASON = "model appears in two or more repositories"
-_NOT_FOUND = "model not found in any model repository."
 
 
 class LogLine(NamedTuple):
@@ -40,7 +39,7 @@ class LogLine(NamedTuple):
 class ModelDirectory:
     """A model whose configuration was read. ``config_given`` tells whether there was a file."""
 
-    name: str
+    name: str  # what the model is known by
     path: str
     config: ModelConfig
     config_given: bool
@@ -75,8 +74,8 @@ class Scan:
 def check_repositories(repositories: Iterable[str]) -> None:
     """Raises InternalError or InvalidArgument for a path that is no directory."""
     for path in repositories:
-        if _shown(path) != path:
-            raise InvalidArgument(f"repository path '{_shown(path)}' is not UTF-8")
+        if shown(path) != path:
+            raise InvalidArgument(f"repository path '{shown(path)}' is not UTF-8")
         if not os.path.exists(path):
             raise InternalError(f"failed to stat file {path}")
         if not os.path.isdir(path):
@@ -89,69 +88,39 @@ def scan(
     config_name: str = "",
     only: Collection[str] | None = None,
     localise: Callable[[str], None] = lambda directory: None,
+    namespaces: Sequence[str] = (),
 ) -> Scan:
     """Poll every model of every repository, or only those; ``localise`` is called with each directory before it is
     read, and may raise ServingError. Raises as ``check_repositories``; one bad model never hides another."""
     check_repositories(repositories)
-    places = _places(repositories)
+    places = find(list(dict.fromkeys(repositories)), namespaces)
     found = Scan()
     for name in sorted(places if only is None else only):
         paths = places.get(name, [])
-        shown = _shown(name)
+        model = shown(name)
         if len(paths) != 1:
             if paths:
-                found.failures.append(PollFailure(shown, DUPLICATE_REASON, is_duplicate=True))
+                found.failures.append(PollFailure(model, DUPLICATE_REASON, is_duplicate=True))
             else:
-                found.failures.append(PollFailure(shown, _NOT_FOUND))
-            found.log.append(LogLine("E", _not_one(shown, paths)))
+                found.failures.append(PollFailure(model, NOT_FOUND))
+            found.log.append(LogLine("E", not_one(model, paths)))
             continue
         try:
             localise(paths[0])
             found.models.append(poll(name, paths[0], auto_complete, config_name))
         except ServingError as error:
-            found.failures.append(PollFailure(shown, str(error)))
-            found.log.append(LogLine("E", f"Poll failed for model directory '{shown}': {error}"))
+            found.failures.append(PollFailure(model, str(error)))
+            found.log.append(LogLine("E", f"Poll failed for model directory '{model}': {error}"))
     return found
 
 
-def _places(repositories: Sequence[str]) -> dict[str, list[str]]:
-    """The directories of each name."""
-    places: dict[str, list[str]] = {}
-    for repository in dict.fromkeys(repositories):
-        for name in _subdirectories(repository):
-            places.setdefault(name, []).append(os.path.join(repository, name))
-    return places
-
-
-def _not_one(name: str, paths: Sequence[str]) -> str:
-    return f"failed to poll model '{name}': {'not unique across all model repositories' if paths else _NOT_FOUND}"
-
-
-def names(repositories: Sequence[str]) -> dict[str, str]:
-    """What there is now, by name with the reason of what can be no model."""
-    return {_shown(name): DUPLICATE_REASON if len(paths) > 1 else "" for name, paths in _places(repositories).items()}
-
-
-def locate(name: str, repositories: Sequence[str]) -> str:
-    """The one directory of a model. Raises NotFound; a name that leads elsewhere is none."""
-    paths = _places(repositories).get(name, [])
-    if len(paths) != 1:
-        raise NotFound(_not_one(name, paths))
-    return paths[0]
-
-
-def _shown(path: str) -> str:
-    """Itself if it is UTF-8; bytes that are not are told by their numbers."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
 def poll(
-    name: str, path: str, auto_complete: bool = True, config_name: str = "", config_json: str | None = None
+    model: str, path: str, auto_complete: bool = True, config_name: str = "", config_json: str | None = None
 ) -> ModelDirectory:
-    """Read, complete, normalise and check one model's configuration; ``config_json`` takes the place of its file.
-
-    Raises ServingError."""
-    if _shown(name) != name:
+    """Read, complete, normalise and check the configuration of a model, which is named as its directory is;
+    ``config_json`` takes the place of its file. Raises ServingError."""
+    name = os.path.basename(path)
+    if shown(name) != name:
         raise InvalidArgument("the directory's name is not UTF-8")
     config_path = _config_path(path, config_name)
     config_given = os.path.exists(config_path)
@@ -170,7 +139,7 @@ def poll(
         )
     requirements = os.path.join(path, REQUIREMENTS_FILE)
     return ModelDirectory(
-        name, path, from_message(message), config_given, requirements if os.path.isfile(requirements) else ""
+        model, path, from_message(message), config_given, requirements if os.path.isfile(requirements) else ""
     )
 
 
@@ -197,7 +166,7 @@ def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine
 
 
 def _versions(path: str, log: list[LogLine]) -> Iterable[int]:
-    for name in _subdirectories(path):
+    for name in subdirectories(path):
         if name in NO_VERSIONS:
             continue
         if len(name) > 1 and name.startswith("0"):
@@ -214,32 +183,16 @@ def _is_version(name: str) -> bool:
     return name.isascii() and name.isdecimal() and int(name) < 2**63
 
 
-def _subdirectories(path: str) -> list[str]:
-    """Sorted; links to directories count, those that lead nowhere do not."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if _is_directory(entry))
-    except OSError as error:
-        raise InternalError(f"failed to open directory {path}") from error
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, or through a directory that we may not enter
-        return False
-
-
 def _first_version_files(path: str) -> dict[str, bool]:
     """Entries of the first version directory with whether each is a directory; a stray folder counts only if there
     is no version."""
-    names = [name for name in _subdirectories(path) if name not in NO_VERSIONS]
+    names = [name for name in subdirectories(path) if name not in NO_VERSIONS]
     if not names:
         return {}
     first = min(names, key=lambda name: (not _is_version(name), name))
     try:
         with os.scandir(os.path.join(path, first)) as entries:
-            return {entry.name: _is_directory(entry) for entry in entries}
+            return {entry.name: is_directory(entry) for entry in entries}
     except OSError as error:
         raise InternalError(f"failed to open directory {os.path.join(path, first)}") from error
 

@@ -182,8 +182,8 @@ class BrokerServer:
             self.post(AskedReady(found, done))
 
     def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
-        """Under explicit control of what the repositories hold at this moment."""
-        if self._settings.explicit_control and not ready:
+        """Of what the repositories hold at this moment."""
+        if not ready:
             self._begin(self._indexed(done))
         else:
             done(self.core.registry.index(ready))

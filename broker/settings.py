@@ -35,6 +35,7 @@ class BrokerSettings:
     max_queued_requests: int = 0  # of all models together; 0: any number
     rate_limits: tuple[ResourceLimit, ...] | None = None  # None: instances execute whenever they can
     load_retries: int = 0  # of each version
+    namespaces: tuple[str, ...] = ()  # those of the repositories, if models of one name are told apart by theirs
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold

@@ -275,7 +275,7 @@ def _answering(kind: Any, answer: Callable[[Proto], Proto]) -> Callable[[bytes],
 def _index(rows: list[IndexEntry]) -> bytes:
     response = service_pb2.RepositoryIndexResponse()
     for row in rows:
-        version = str(row.version) if row.state else ""
+        version = str(row.version) if row.version >= 0 else ""
         response.models.add(name=row.name, version=version, state=row.state, reason=row.reason)
     serialized: bytes = response.SerializeToString()
     return serialized

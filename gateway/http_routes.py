@@ -328,7 +328,8 @@ def _tensors(tensors: list[TensorMetadata]) -> list[dict[str, object]]:
 def _index_entry(entry: IndexEntry) -> dict[str, str]:
     if not entry.state:
         return {"name": entry.name}
-    row = {"name": entry.name, "version": str(entry.version), "state": entry.state}
+    version = {"version": str(entry.version)} if entry.version >= 0 else {}
+    row = {"name": entry.name, **version, "state": entry.state}
     return {**row, "reason": entry.reason} if entry.reason else row
 
 

@@ -33,7 +33,7 @@ class Signature(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """One row of the repository index; version 0 with state "" = known but never loaded."""
+    """One row of the repository index; version -1: none was ever loaded, and ``state`` is "" unless it cannot be."""
 
     name: str
     version: int

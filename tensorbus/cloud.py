@@ -69,6 +69,11 @@ class Cloud:
         for mirror in self._mirrors:
             mirror.look_at_names()
 
+    def stamp(self, directory: str) -> str:
+        """Of a model as it was at the last look; another one when anything has changed. "" if it is none of ours."""
+        repository, model = os.path.split(directory)
+        return next((mirror.stamp(model) for mirror in self._mirrors if mirror.path == repository), "")
+
     def localise(self, directory: str) -> None:
         """Fetches what has changed of a model before the last look, if it is one of ours. Raises ServingError."""
         repository, model = os.path.split(directory)

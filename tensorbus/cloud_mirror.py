@@ -132,6 +132,12 @@ class Mirror:
         finally:
             fetching.release()
 
+    def stamp(self, model: str) -> str:
+        """Of what the last look has found; another one when it was something else."""
+        with self._lock:
+            listed = self._listed.get(model, {}).values()
+            return repr(sorted((one.path, one.nbytes, one.tag or one.modified_s) for one in listed))
+
     def forget(self, unloaded: Collection[str]) -> None:
         """Told every now and then which models are unloaded. One that was so the last time, too, and that nobody has
         looked at since, is not about to be loaded: its files go, its name stays."""

@@ -6,17 +6,17 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
-from broker import config_files, model_files, repository
+from broker import config_files, model_files, places, repository
 from broker.config_steps import step_models
 from broker.events import LoadModels, Override
 from broker.model import UNLOADED, Labels, VersionSource, VersionState
 from broker.registry import Registry
 from broker.server import BrokerServer
-from broker.stamps import Fingerprints
+from broker.stamps import Fingerprints, fingerprint
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 from tensorbus.cloud import Cloud
 
@@ -29,17 +29,31 @@ _LEVELS = {"I": "info", "W": "warning", "E": "error"}
 class Repositories:
     """A broker.server.Repositories: files are read in threads, off the loop."""
 
-    def __init__(self, cloud: Cloud, auto_complete: bool, private_root: str) -> None:
-        """``private_root`` is where directories are made for loads that bring their files."""
+    def __init__(
+        self,
+        cloud: Cloud,
+        auto_complete: bool,
+        private_root: str,
+        config_name: str = "",
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        """``private_root`` is where directories are made for loads that bring their files; ``namespaces`` are those of
+        the repositories, if they have any."""
         self._cloud = cloud
         self._paths = cloud.paths
         self._auto_complete = auto_complete
         self._private_root = private_root
+        self._config_name = config_name
+        self._namespaces = namespaces
+
+    async def open(self) -> None:
+        """Raises ServingError for a repository that is not there."""
+        await asyncio.to_thread(self._cloud.open)
+        repository.check_repositories(self._paths)
 
     async def load(self, broker: BrokerServer, only: Collection[str] | None = None) -> None:
         """The models to begin with, all or some with the models of ensembles among them. Returns when each is READY or
-        has failed. Raises ServingError for a repository that is not there."""
-        await asyncio.to_thread(self._cloud.open)
+        has failed. Raises ServingError."""
         scan, along = await asyncio.to_thread(self._scan, only)
         _say(scan.log)
         registry = broker.core.registry
@@ -55,19 +69,47 @@ class Repositories:
         self._cloud.look(only)
         if only is not None:
             self._cloud.look_at_names()
-        found = repository.scan(self._paths, self._auto_complete, only=only, localise=self._cloud.localise)
+        known = places.names(self._paths, self._namespaces).keys()
+        named = None if only is None else self._meant(only, known)
+        found = self._read_all(named)
         along: set[str] = set()
-        known = repository.names(self._paths).keys() - set(only or ())
-        while more := (_models_of_ensembles(found) & known) - along if only is not None else set():
+        while more := (self._of_ensembles(found) & known) - along - named if named is not None else set():
             along |= more
             self._cloud.look(more)
-            found += repository.scan(self._paths, self._auto_complete, only=more, localise=self._cloud.localise)
+            found += self._read_all(more)
         return found, along
+
+    def _read_all(self, only: Collection[str] | None) -> repository.Scan:
+        return repository.scan(
+            self._paths, self._auto_complete, self._config_name, only, self._cloud.localise, self._namespaces
+        )
+
+    def _meant(self, names: Iterable[str], known: Collection[str]) -> set[str]:
+        """The models of these names; a name that there is not is itself."""
+        meant = {name: places.candidates(name, self._namespaces) for name in names}
+        return {one for name, models in meant.items() for one in (set(models) & set(known) or {name})}
+
+    def _of_ensembles(self, scan: repository.Scan) -> set[str]:
+        steps = {model for directory in scan.models for model, _ in step_models(directory.config)}
+        return {one for model in steps for one in places.candidates(model, self._namespaces)}
 
     async def names(self) -> dict[str, str]:
         """What the repositories hold now, with the reason of what cannot be a model."""
         await asyncio.to_thread(self._cloud.look_at_names)
-        return await asyncio.to_thread(repository.names, self._paths)
+        return await asyncio.to_thread(places.names, self._paths, self._namespaces)
+
+    async def look(self) -> dict[str, str]:
+        """What there is, by model with a stamp: another one when its files have changed, "" for what can be no model.
+        Raises ServingError."""
+        return await asyncio.to_thread(self._look)
+
+    def _look(self) -> dict[str, str]:
+        self._cloud.look()
+        found = places.find(self._paths, self._namespaces)
+        return {model: self._stamp(paths[0]) if len(paths) == 1 else "" for model, paths in found.items()}
+
+    def _stamp(self, directory: str) -> str:
+        return self._cloud.stamp(directory) or fingerprint(directory)
 
     async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
         """Texts of the log name paths; those of the errors go to whoever asked."""
@@ -103,7 +145,7 @@ class Repositories:
                 path = model_files.write(override.files, override.config, os.path.join(private, model))
             else:
                 self._cloud.look([model])
-                path = repository.locate(model, self._paths)
+                path = places.locate(model, self._paths, self._namespaces)
                 self._cloud.localise(path)
         except (OSError, ValueError) as error:
             raise PollError(f"failed to write the files of model '{model}': {error}") from None
@@ -112,9 +154,8 @@ class Repositories:
         except (InvalidArgument, InternalError) as error:
             raise PollError(f"Poll failed for model directory '{model}': {error}") from None
         try:
-            return repository.poll(
-                model, path, self._auto_complete, config_json=None if override is None else override.config
-            )
+            config = None if override is None else override.config
+            return repository.poll(model, path, self._auto_complete, self._config_name, config)
         except ServingError as error:
             raise PollError(f"Poll failed for model directory '{model}': {error}") from None
 
@@ -131,10 +172,6 @@ class Repositories:
 
 class PollError(Exception):
     """Why a directory is no model that we can load, for the log."""
-
-
-def _models_of_ensembles(scan: repository.Scan) -> set[str]:
-    return {model for directory in scan.models for model, _ in step_models(directory.config)}
 
 
 def _sources_at_start(directory: repository.ModelDirectory, registry: Registry) -> list[VersionSource]:

@@ -38,6 +38,7 @@ from tensorbus.environments import Environments
 from tensorbus.functions import Functions
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
+from tensorbus.polling import Poller, poll_for_ever
 from tensorbus.repository import Repositories
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
@@ -72,6 +73,7 @@ class Services:
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._backends = backends.find(settings.backend_directory, settings.backend_values)
         cache = open_cache(settings.response_cache_nbytes, self._shm_directory, self._reader)
         self.recorder.cache = cache and cache.responses.record
@@ -85,6 +87,8 @@ class Services:
             strict_readiness=settings.strict_readiness,
             explicit_control=settings.model_control_mode == "explicit",
             load_concurrency=settings.model_load_thread_count,
+            load_retries=settings.model_load_retry_count,
+            namespaces=settings.namespaces,
             response_cache=cache is not None,
             max_queued_requests=settings.max_queued_requests,
             rate_limits=_rate_limits(settings),
@@ -94,7 +98,13 @@ class Services:
             explains=lambda: current_settings().log_verbose_level >= 1,
         )
         self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
-        self.repositories = Repositories(self._cloud, not settings.disable_auto_complete_config, run_dir)
+        self.repositories = Repositories(
+            self._cloud,
+            not settings.disable_auto_complete_config,
+            run_dir,
+            settings.model_config_name,
+            settings.namespaces,
+        )
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
             self._core(broker_settings, cache and cache.responses),
@@ -142,6 +152,9 @@ class Services:
         settings = self._settings
         for flag in settings.ignored_flags:
             log.warning(f"--{flag} has no effect here")
+        await self.repositories.open()
+        polls = settings.model_control_mode == "poll" and settings.repository_poll_secs > 0
+        poller = Poller(await self.repositories.look()) if polls else None
         await self.repositories.load(self.broker, settings.models_at_start)
         await fronts
         index = self.broker.core.registry.index(ready=False)
@@ -162,6 +175,9 @@ class Services:
         self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
         if settings.reload:
             self._watching = asyncio.create_task(reload.watch(self.broker, watches))
+        if poller is not None:
+            every_s = settings.repository_poll_secs
+            self._polling = asyncio.create_task(poll_for_ever(self.broker, self.repositories, poller, every_s))
 
     def _backends_in_use(self) -> dict[str, str]:
         """With the file that runs the models of each; Python models have files of their own."""
@@ -249,7 +265,7 @@ class Services:
     async def stop(self) -> bool:
         """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
-        for task in (self._housekeeping, self._watching):
+        for task in (self._housekeeping, self._watching, self._polling):
             if task is not None:
                 task.cancel()
         self.broker.post(StopServing())

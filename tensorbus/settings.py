@@ -59,8 +59,12 @@ class ServeSettings:
     reload: bool = False
     strict_readiness: bool = True
     model_control_mode: str = "none"
+    repository_poll_secs: int = 15  # in poll mode; 0: what is there at the start stays
     load_model: tuple[str, ...] = ()  # in explicit mode, those to begin with
     model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
+    model_config_name: str = ""
+    model_namespacing: bool = False
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"
@@ -102,7 +106,12 @@ class ServeSettings:
     @property
     def models_at_start(self) -> tuple[str, ...] | None:
         """None is all."""
-        return None if self.model_control_mode == "none" or self.load_model == (EVERY_MODEL,) else self.load_model
+        return None if self.model_control_mode != "explicit" or self.load_model == (EVERY_MODEL,) else self.load_model
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """One for each repository, if models of one name are told apart by theirs."""
+        return self.model_repository if self.model_namespacing else ()
 
     def backend_values(self, backend: str) -> dict[str, str]:
         """The --backend-config values that concern a backend; its own win over those of every backend."""

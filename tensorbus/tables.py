@@ -47,7 +47,7 @@ def options_table(settings: ServeSettings, version: str, extensions: Sequence[st
         ("model_control_mode", f"MODE_{settings.model_control_mode.upper()}"),
         *((f"startup_models_{i}", name) for i, name in enumerate(settings.load_model)),
         ("strict_model_config", str(int(settings.disable_auto_complete_config))),
-        ("model_config_name", ""),
+        ("model_config_name", settings.model_config_name),
         ("rate_limit", "OFF"),
         ("pinned_memory_pool_byte_size", str(settings.pinned_memory_pool_byte_size)),
         ("min_supported_compute_capability", f"{settings.min_supported_compute_capability:.1f}"),
@@ -68,7 +68,7 @@ def _backend_config(name: str, settings: ServeSettings) -> str:
 
 
 def _model_row(entry: IndexEntry) -> tuple[str, str, str]:
-    if not entry.version:
+    if entry.version < 0:
         return entry.name, "-", "Not loaded: " + (entry.reason or "No model version was found")
     return entry.name, str(entry.version), f"{entry.state}: {entry.reason}" if entry.reason else entry.state
 

@@ -45,9 +45,9 @@ def test_the_index_is_sorted_and_names_what_could_not_be_read(bench):
     registry.add_name("z")
     registry.add_name("a", "there are two of them")
     assert registry.index(ready=False) == [
-        ("a", 0, "UNAVAILABLE", "there are two of them"),
+        ("a", -1, "UNAVAILABLE", "there are two of them"),
         ("m", 1, "READY", ""),
-        ("z", 0, "", ""),
+        ("z", -1, "", ""),
     ]
     assert registry.index(ready=True) == [("m", 1, "READY", "")]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import repository
+from broker import places, repository
 from broker.repository import LogLine
 from protocol.errors import InternalError, InvalidArgument, NotFound
 
@@ -228,12 +228,12 @@ def test_a_model_is_located_by_its_name_alone(models, tmp_path):
     add(models, "m")
     (tmp_path / "other" / "twice").mkdir(parents=True)
     add(models, "twice")
-    places = [str(models), str(tmp_path / "other")]
-    assert repository.locate("m", places) == str(models / "m")
+    repositories = [str(models), str(tmp_path / "other")]
+    assert places.locate("m", repositories) == str(models / "m")
     for name in ("nope", "..", ".", "", "m/1", "twice"):
         with pytest.raises(NotFound):
-            repository.locate(name, places)
-    assert repository.names(places) == {"m": "", "twice": "model appears in two or more repositories"}
+            places.locate(name, repositories)
+    assert places.names(repositories) == {"m": "", "twice": "model appears in two or more repositories"}
 
 
 def test_a_configuration_given_takes_the_place_of_the_file(models):

@@ -226,7 +226,9 @@ class FakeBus:
 
     def _index(self, ready: bool) -> list[IndexEntry]:
         rows = [IndexEntry(name, 1, "READY") for name in sorted(self.signatures)]
-        return rows if ready else [*rows, IndexEntry("bad", 1, "UNAVAILABLE", "Internal: x"), IndexEntry("cold", 0, "")]
+        return (
+            rows if ready else [*rows, IndexEntry("bad", 1, "UNAVAILABLE", "Internal: x"), IndexEntry("cold", -1, "")]
+        )
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

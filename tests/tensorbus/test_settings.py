@@ -104,15 +104,12 @@ def test_flags_without_effect_are_listed_once_each() -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "--model-control-mode=poll",
-        "--model-control-mode=POLL",
         "--grpc-use-ssl=true",
         "--http-restricted-api=health:k=v",
         "--trace-config=level=TIMESTAMPS",
         "--trace-level=max",
         "--metrics-config=summary_latencies=true",
         "--allow-client-shm=1",
-        "--model-load-retry-count=2",
         "--allow-sagemaker=true",
     ],
 )
@@ -307,7 +304,7 @@ def test_values_from_python_are_those_of_the_flags() -> None:
         ("http_port", True, "--http-port=true"),
         ("http_max_input_size", -1, "--http-max-input-size=-1"),
         ("strict_readiness", "perhaps", "--strict-readiness=perhaps"),
-        ("model_control_mode", "poll", "--model-control-mode=poll"),
+        ("model_control_mode", "push", "--model-control-mode=push"),
         ("load_model", ["m"], "--load-model=m"),
         ("allow_sagemaker", True, "--allow-sagemaker=true"),
         ("backend_config", ["python,stub-timeout-seconds=0"], "--backend-config=python,stub-timeout-seconds=0"),

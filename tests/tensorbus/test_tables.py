@@ -7,7 +7,7 @@ def test_models_are_listed_with_their_state_and_the_lines_of_their_reason() -> N
     index = [
         IndexEntry("bad", 1, "UNAVAILABLE", "Internal: ValueError: x\n\nAt:\n  model.py(1): <module>\n"),
         IndexEntry("m", 12, "READY"),
-        IndexEntry("none", 0, ""),
+        IndexEntry("none", -1, ""),
     ]
     assert models_table(index) == (
         "+-------+---------+----------------------------------------+\n"
