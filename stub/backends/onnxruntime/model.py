@@ -85,6 +85,7 @@ class TritonPythonModel:
         self._batching = config.get("max_batch_size", 0) > 0
         self._ragged = ragged_inputs(config) if self._batching else frozenset()
         self._scattered = scattered_outputs(config)
+        self._states = [state["output_name"] for state in config.get("sequence_batching", {}).get("state", [])]
         self._scalars = {tensor.name for tensor in graph.inputs if tensor.dims == ()}
 
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
@@ -106,6 +107,7 @@ class TritonPythonModel:
     def _run(self, joined: Joined, requests: List[Any], given: List[Arrays]) -> List[pb_utils.InferenceResponse]:
         asked = {name for request in requests for name in request.requested_output_names()}
         outputs = [entry for entry in self._config["output"] if entry["name"] in asked]
+        outputs += [{"name": name} for name in self._states if name not in asked]
         names = [entry["name"] for entry in outputs]
         try:
             inputs = {**joined.inputs, **batch_inputs(self._config, given)}

@@ -89,6 +89,8 @@ def check(config: Config, graph: Graph) -> None:
     allowed = [tensor.name for tensor in graph.outputs]
     for entry in config.get("output", []):
         _check_name("output", entry["name"], allowed)
+    for state in config.get("sequence_batching", {}).get("state", []):
+        _check_name("output", state["output_name"], allowed)
     for kind, tensors in (("input", graph.inputs), ("output", graph.outputs)):
         known = {tensor.name: tensor for tensor in tensors}
         for entry in config.get(kind, []):

@@ -52,8 +52,17 @@ class TritonPythonModel:
             self._module = _load(self._config, self._device)
             self._check_tensors()
             inputs, outputs = ([entry["name"] for entry in self._config[kind]] for kind in ("input", "output"))
-            self._inputs = places(inputs, self._module.arguments)
-            self._outputs = places(outputs)
+            sequence = self._config.get("sequence_batching", {})
+            states = sequence.get("state", [])
+            inputs += [control["name"] for control in sequence.get("control_input", [])]
+            self._inputs = places(inputs + [state["input_name"] for state in states], self._module.arguments)
+            self._states = [
+                {"name": state["output_name"], "data_type": state["data_type"]}
+                for state in states
+                if state["output_name"] not in outputs
+            ]
+            self._outputs = places(outputs + [state["name"] for state in self._states])
+            self._kept = {state["output_name"] for state in states}
         except ValueError as error:
             raise LoadError(str(error), errors.ErrorKind.INVALID_ARG) from None
         self._batching = self._config.get("max_batch_size", 0) > 0
@@ -91,8 +100,8 @@ class TritonPythonModel:
     def _named(self, result: Any, asked: Any) -> Arrays:
         """What ``forward`` returned, by the names of the configuration. Raises ValueError."""
         found: Arrays = {}
-        for entry in self._config["output"]:
-            if entry["name"] in asked:
+        for entry in (*self._config["output"], *self._states):
+            if entry["name"] in asked or entry["name"] in self._kept:
                 tensor = self._picked(result, entry["name"])
                 self._check_result(entry, tensor)
                 found[entry["name"]] = self._torch.atleast_1d(tensor.detach().cpu())
