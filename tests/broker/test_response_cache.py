@@ -226,6 +226,6 @@ def test_whatever_happens_nothing_is_freed_while_it_is_read_and_hits_are_what_wa
     run_state_machine_as_test(
         CacheMachine,
         settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
