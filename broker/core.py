@@ -75,6 +75,7 @@ from protocol.messages import (
     NewMetric,
     Ready,
     Results,
+    Starved,
     UpdateMetric,
 )
 
@@ -165,6 +166,7 @@ class Core:
     def _message_table(self) -> dict[type, Callable[[str, Any, Frames, int], list[Action]]]:
         return {
             Results: self._results,
+            Starved: self._requests.starved,
             Call: self._requests.call,
             CancelCall: self._requests.cancel_call,
             NewFamily: self._metrics.asked,

@@ -33,6 +33,7 @@ class BrokerSettings:
     load_concurrency: int = 4
     response_cache: bool = False  # the server has one
     max_queued_requests: int = 0  # of all models together; 0: any number
+    max_unread_bytes: int = 0  # that the responses to one client may be ahead of it; 0: any number
     rate_limits: tuple[ResourceLimit, ...] | None = None  # None: instances execute whenever they can
     load_retries: int = 0  # of each version
     namespaces: tuple[str, ...] = ()  # those of the repositories, if models of one name are told apart by theirs

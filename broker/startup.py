@@ -238,7 +238,8 @@ class Startup:
         source, backend = version.source, self._backend(version)
         file = backend.model_file if backend is not None else source.model_file
         directory = self._settings.shm_directory
-        return Send(key, Load(LOAD, mode, file, source.version_directory, args, self._probe, directory))
+        unread = self._settings.max_unread_bytes
+        return Send(key, Load(LOAD, mode, file, source.version_directory, args, self._probe, directory, unread))
 
     def _backend(self, version: ModelVersion) -> Backend | None:
         """None for a model whose version directory has its code."""

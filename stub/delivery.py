@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple
 from weakref import ref
 
 from .closed import Closed
 from .failures import Failures
+from .pacing import Pacing
 from .placer import PlacedTensor
 from .response import InferenceResponse
 from .retained import RetainedInputs
@@ -37,7 +38,7 @@ class Port(Protocol):
     @property
     def is_ours(self) -> bool: ...
     def send(self, message: messages.ToBroker, frames: Sequence[bytes] = ()) -> None: ...
-    def wait(self, done: Callable[[], Any]) -> bool: ...
+    def wait(self, done: Callable[[], Any], timeout_s: Optional[float] = None) -> bool: ...
     def glance(self) -> None: ...
     def nudge(self) -> None: ...
 
@@ -53,13 +54,20 @@ class Delivery:
     numbers."""
 
     def __init__(
-        self, decoupled: bool, declared: Dict[str, str], outputs: OutputPlacer, port: Port, failures: Failures
+        self,
+        decoupled: bool,
+        declared: Dict[str, str],
+        outputs: OutputPlacer,
+        port: Port,
+        failures: Failures,
+        max_unread: int = 0,
     ) -> None:
         self.decoupled = decoupled
         self.output_names = frozenset(declared)
         self._unseen = declared  # of outputs that the model has never made
         self.open: Set[int] = set()
         self.cancelled: Set[int] = set()
+        self.pacing = Pacing(port, self.cancelled, max_unread)
         self.retained = RetainedInputs(port.nudge)
         self._place = outputs.place
         self._port = port
@@ -107,6 +115,8 @@ class Delivery:
         """At once. Raises TritonModelException where nobody would take it."""
         if not self._port.is_ours:
             raise TritonModelException("Unable to send response. This process has been forked from the model's.")
+        if self.decoupled:
+            self.pacing.sends(response)
         try:
             self._port.send(messages.Results(messages.RESULTS, [], [], [response], []), frames)
         except Closed:
@@ -115,6 +125,8 @@ class Delivery:
 
     def end(self, response: messages.Response, roots: Roots) -> messages.Response:
         """The final response, as it is to leave. From here on the request is not open."""
+        if self.decoupled:
+            self.pacing.ended(response.request)
         if self.open:
             self.open.discard(response.request)
         if self.cancelled:

@@ -75,6 +75,7 @@ class Loop:
         self._trimmed_ns = 0
         bus.handlers[messages.Execute] = self._on_execute
         bus.handlers[messages.Cancel] = self._on_cancel
+        bus.handlers[messages.Credit] = self._on_credit
         bus.handlers[messages.Finish] = self._on_finish
         bus.before_wait = self._flush_answers
 
@@ -93,10 +94,17 @@ class Loop:
 
     def _on_execute(self, message: messages.Execute, frames: List[memoryview]) -> None:
         self._outputs.release(message.released)
+        if message.released and self._delivery.decoupled:
+            self._delivery.pacing.released(message.released)
+        if message.paced:
+            self._delivery.pacing.begin(message.paced)
         self._inbox.append((message.batches, frames))
 
     def _on_cancel(self, message: messages.Cancel, frames: List[memoryview]) -> None:
         self._session.cancel(message)
+
+    def _on_credit(self, message: messages.Credit, frames: List[memoryview]) -> None:
+        self._delivery.pacing.add_credit(message.request, message.responses)
 
     def _on_finish(self, message: messages.Finish, frames: List[memoryview]) -> None:
         self._finished = True

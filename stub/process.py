@@ -176,7 +176,8 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     event_loop = EventLoop()
     calls.set_serving(True)
     warm_up(model, bus, event_loop, log)
-    session = Session(model, load.args["model_instance_name"], outputs, bus, event_loop, log, time.monotonic_ns)
+    name, clock_ns = load.args["model_instance_name"], time.monotonic_ns
+    session = Session(model, name, outputs, bus, event_loop, log, clock_ns, load.max_unread)
     loop = Loop(bus, asked, session, outputs, segments.reader, segments.status)
     asks_ready = hasattr(model.instance, "is_ready")
     if asks_ready:

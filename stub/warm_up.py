@@ -11,7 +11,7 @@ import math
 import os
 import time
 from itertools import count
-from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from .bus import Bus
 from .event_loop import EventLoop
@@ -151,8 +151,8 @@ class _Answers:
     def note(self, responses: Sequence[messages.Response]) -> None:
         self.failures += [response.error[1] for response in responses if response.error is not None]
 
-    def wait(self, done: Callable[[], Any]) -> bool:
-        return self._bus.wait(done)
+    def wait(self, done: Callable[[], Any], timeout_s: Optional[float] = None) -> bool:
+        return self._bus.wait(done, timeout_s)
 
     def glance(self) -> None:
         self._bus.glance()

@@ -230,9 +230,9 @@ class _Port:
                 self.on_response(response, frames)
             self._changed.notify_all()
 
-    def wait(self, done: Callable[[], Any]) -> bool:
+    def wait(self, done: Callable[[], Any], timeout_s: float | None = None) -> bool:
         with self._changed:
-            return bool(self._changed.wait_for(done))
+            return bool(self._changed.wait_for(done, timeout_s))
 
     def glance(self) -> None:
         """There is no bus to look at."""

@@ -237,7 +237,8 @@ def _serve(channel: Channel, load: Load, function: BoundFunction) -> None:
     outputs = Outputs(segments.placer)
     bus = Bus(channel, threading.get_ident())
     model = UserModel(function, function.name, load.args)
-    session = Session(model, load.args["model_instance_name"], outputs, bus, EventLoop(), say, time.monotonic_ns)
+    name, clock_ns = load.args["model_instance_name"], time.monotonic_ns
+    session = Session(model, name, outputs, bus, EventLoop(), say, clock_ns, load.max_unread)
     loop = Loop(bus, Calls(bus), session, outputs, segments.reader, segments.status)
     channel.send(segments.ready())
     try:

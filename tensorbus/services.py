@@ -91,6 +91,7 @@ class Services:
             namespaces=settings.namespaces,
             response_cache=cache is not None,
             max_queued_requests=settings.max_queued_requests,
+            max_unread_bytes=settings.max_unread_bytes,
             rate_limits=_rate_limits(settings),
             backends=self._backends,
             gpus=gpus.usable(),

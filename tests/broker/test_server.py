@@ -192,11 +192,11 @@ def test_what_comes_in_one_turn_leaves_in_one_message_and_so_do_the_answers(run)
     async def scenario(world: World) -> None:
         stub = await world.stub()
         _, first = world.submit()
-        (_, batches, _), _ = await receive(stub)
+        (_, batches, *_), _ = await receive(stub)
         await say(stub, Results(RESULTS, [executed(batches[0])], []))
         await first.answered
         sinks = [world.submit()[1] for _ in range(5)]
-        (_, batches, _), _ = await receive(stub)
+        (_, batches, *_), _ = await receive(stub)
         assert len(batches) == 5
         await say(stub, Results(RESULTS, [executed(batch) for batch in batches], []))
         for sink in sinks:
@@ -210,7 +210,7 @@ def test_frames_of_an_answer_reach_the_gateway(run):
     async def scenario(world: World) -> None:
         stub = await world.stub()
         request, sink = world.submit()
-        (_, batches, _), _ = await receive(stub)
+        (_, batches, *_), _ = await receive(stub)
         tensor = TensorRef("X", "FP32", (1,), 0)
         answer = Executed(batches[0][0], 0, 0, 0, False, [Response(request, [tensor])])
         await say(stub, Results(RESULTS, [answer], []), b"abcd")
@@ -223,7 +223,7 @@ def test_a_stub_that_does_not_share_memory_is_sent_the_bytes(run):
     async def scenario(world: World) -> None:
         stub = await world.stub(nonce=b"")
         world.submit(b"wxyz")
-        (_, batches, _), frames = await receive(stub)
+        (_, batches, *_), frames = await receive(stub)
         (tensor,) = batches[0][1][0][3]
         assert tensor[3] == 0 and frames == [b"wxyz"]
 
@@ -236,18 +236,18 @@ def test_input_that_a_message_of_the_timer_hides_is_seen(run):
     async def scenario(world: World) -> None:
         stub = await world.stub()
         _, first = world.submit()
-        (_, batches, _), _ = await receive(stub)
+        (_, batches, *_), _ = await receive(stub)
         await say(stub, Results(RESULTS, [executed(batches[0], lease=7)], []))
         await first.answered
         _, second = world.submit()
-        (_, batches, _), _ = await receive(stub)
+        (_, batches, *_), _ = await receive(stub)
         world.server.release(world.spawned[-1], 7)
         await say(stub, Results(RESULTS, [executed(batches[0])], []))
         select.select([world.server._socket.FD], [], [], 5)  # without a turn of the loop, which would read it
         while world.server.core.next_deadline() > time.monotonic_ns():
             pass
         world.server._on_timer()
-        assert (await receive(stub))[0] == ["E", [], [7]]
+        assert (await receive(stub))[0] == ["E", [], [7], []]
         await asyncio.wait_for(second.answered, 1)
 
     run(scenario)

@@ -2,7 +2,14 @@ import pytest
 
 from tensorbus.flags import FLAGS, Flag, UsageError, read
 
-VALUES = {"boolean": "false", "port": "1", "none": "none", "default|ISO8601": "default", "[backend,]key=value": "b,k=v"}
+VALUES = {
+    "boolean": "false",
+    "port": "1",
+    "none": "none",
+    "default|ISO8601": "default",
+    "[backend,]key=value": "b,k=v",
+    "name:count[:device]": "r:1",
+}
 
 
 def sample(flag: Flag) -> str:

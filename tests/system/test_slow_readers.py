@@ -1,0 +1,85 @@
+"""Clients that read the responses of decoupled models slowly, or not at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+from tests.system.conftest import MiB, Repository, Server, Start, eventually
+from tests.system.grpc_stream import DECOUPLED
+
+# IN is how many responses of 64 KiB to send.
+FAST = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        for number in range(int(values(request)[0])):
+            if sender.is_cancelled():
+                break
+            sender.send(respond(request, np.full(16384, number, np.float32)))
+            with open({path!r}, "a") as file:
+                file.write("x")
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def ask(server: Server, count: int) -> socket.socket:
+    """A stream that nobody reads yet, with as little room for it as there can be."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = server.http.split(":")
+    connection.settimeout(30)
+    connection.connect((host, int(port)))
+    body = json.dumps({"IN": count}).encode()
+    head = f"POST /v2/models/fast/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def read(connection: socket.socket, count: int) -> None:
+    with connection.makefile("rb") as stream:
+        while count:
+            count -= stream.readline().startswith(b"data:")
+
+
+def test_a_model_does_not_run_far_ahead_of_a_client_that_does_not_read(
+    repository: Repository, start: Start, flag
+) -> None:
+    sent = flag("sent")
+    repository.add("fast", FAST.format(path=str(sent)), config=DECOUPLED.replace("count: %d", "count: 1"))
+    server = start("--max-unread-bytes=1048576")
+    connection = ask(server, 400)
+    eventually(lambda: sent.exists() and sent.stat().st_size > 16)
+    ahead = eventually(lambda: _unchanged(sent))
+    assert ahead < 16 + 60, "what the sockets take, too"
+    assert server.shm_bytes() < 8 * MiB
+    with connection:
+        read(connection, 400)
+    assert sent.stat().st_size == 400
+
+
+def test_a_client_that_goes_wakes_the_model(repository: Repository, start: Start, flag) -> None:
+    sent = flag("sent")
+    repository.add("fast", FAST.format(path=str(sent)), config=DECOUPLED.replace("count: %d", "count: 1"))
+    server = start("--max-unread-bytes=1048576")
+    connection = ask(server, 100_000)
+    eventually(lambda: sent.exists() and sent.stat().st_size > 16 and _unchanged(sent))
+    connection.close()
+    eventually(
+        lambda: sum(server.failures("fast").values()) + server.metric("nv_inference_request_success", "fast") == 1
+    )
+    with ask(server, 3) as other:
+        read(other, 3)
+
+
+def _unchanged(path: Path) -> int:
+    """The file's size once it has not grown for a while."""
+    size = path.stat().st_size
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        if path.stat().st_size != size:
+            return 0
+        time.sleep(0.02)
+    return size
