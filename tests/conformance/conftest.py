@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing
 
 import pytest
@@ -26,11 +26,13 @@ def ask_ours() -> Answers:
     return answers
 
 
-def ask_theirs() -> Answers:
+def ask_theirs(repositories: Iterable[str] = REPOSITORIES) -> Answers:
     """All but what is sure to kill it."""
     answers: Answers = {}
     fatal = {name for name, difference in KNOWN_DIFFERENCES.items() if difference.fatal}
-    for repository, cases in _by_repository([case for case in CASES if case.name not in fatal]).items():
+    cases_of = _by_repository([case for case in CASES if case.name not in fatal])
+    for repository in repositories:
+        cases = cases_of[repository]
         for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 _ask(theirs, repository, cases, answers)

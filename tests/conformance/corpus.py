@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.conformance import (
     author_cases,
+    control_cases,
     ensemble_cases,
     generate_cases,
     grpc_cases,
@@ -11,6 +12,7 @@ from tests.conformance import (
     http_cases,
     http_error_cases,
     model_cases,
+    scheduling_cases,
     sender_cases,
     server_cases,
 )
@@ -25,9 +27,11 @@ CASES = [
     *sender_cases.CASES,
     *server_cases.CASES,
     *ensemble_cases.CASES,
-    *held_cases.BATCHES,
+    *held_cases.CASES,
+    *control_cases.CASES,
+    *scheduling_cases.CASES,
 ]
-REPOSITORIES = ("conformance", "broken", "control", "ensembles", "held")
+REPOSITORIES = ("conformance", "broken", "control", "ensembles", "held", "managed", "scheduling")
 
 _names = [case.name for case in CASES]
 assert len(set(_names)) == len(_names), sorted({name for name in _names if _names.count(name) > 1})

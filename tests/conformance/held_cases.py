@@ -90,9 +90,9 @@ SEQUENCES = [
         *of_sequences("direct_backlog", (1, "s"), (2, "s"), (3, "se"), (1, "e"), (2, ""), (2, ""), (2, "e")),
     ),
     grouped(
-        "oldest: a sequence has one request in a batch",
+        "oldest: sequences share a batch",
         "oldest",
-        *of_sequences("oldest", (1, "s"), (1, ""), (2, "s"), (3, "s"), (4, "s"), (5, "s"), (6, "s")),
+        *of_sequences("oldest", *((id, "s") for id in (1, 2, 3, 4, 5, 6))),
     ),
     grouped(
         "oldest: a preferred size",

@@ -83,7 +83,10 @@ class Replayer:
     def _settled(self, step: Step) -> Answer:
         """The real Triton counts a request after it has answered it: asks until nothing changes any more."""
         answer, before = self._answer(step), None
-        while answer != before:
+        end = time.monotonic() + TIMEOUT_S
+        while answer != before or "UNLOADING" in answer.get("body", ""):
+            if time.monotonic() > end:
+                raise TimeoutError(f"nothing settles: {answer}")
             time.sleep(SETTLE_S)
             answer, before = self._answer(step), answer
         return answer
@@ -177,9 +180,9 @@ def _substituted_text(key: str, text: str) -> str:
 
 
 def reads_figures(step: Step) -> bool:
-    """Statistics or metrics of a model."""
+    """Statistics or metrics of a model, or the index, where one that is unloading says so for a while."""
     if isinstance(step, Http):
-        return "/stats HTTP" in step.head
+        return "/stats HTTP" in step.head or "/index HTTP" in step.head
     return isinstance(step, Scrape) or (isinstance(step, Rpc) and step.method == "ModelStatistics")
 
 

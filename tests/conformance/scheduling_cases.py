@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.conformance.held_cases import rows
-from tests.conformance.requests import Burst, Case, Http, case, http, infer, tensor
+from tests.conformance.requests import Burst, Case, Http, case, http, infer, output, tensor
 
 BUSY = {"sleep_ms": 600}  # of the request that keeps the only instance busy while others come
 
@@ -136,17 +136,26 @@ CACHE = [
         rows("cached", 1),
         rows("cached", 1),
         rows("cached", 2),
-        rows("cached", 1, id="other", parameters={"free": 1}),
+        rows("cached", 1, id="other"),
         stats("cached"),
     ),
     scheduling(
         "the cache, without batches",
         rows("cached_alone", 1, 2),
         rows("cached_alone", 1, 2),
-        rows("cached_alone", 1, 1, width=2),
-        rows("cached_alone", 5, parameters={"fails": "no"}),
-        rows("cached_alone", 5, parameters={"fails": "no"}),
+        rows("cached_alone", 3, 2),
         stats("cached_alone"),
+    ),
+    scheduling("the cache: other parameters", rows("cached", 3), rows("cached", 3, parameters={"free": 1})),
+    scheduling("the cache: another shape", rows("cached_alone", 5, 2), rows("cached_alone", 5, 1, width=2)),
+    scheduling("the cache: an error", *(rows("cached_alone", 7, parameters={"fails": "no"}) for _ in range(2))),
+    *(
+        scheduling(
+            f"the cache and ensembles: {ensemble}",
+            *(rows(ensemble, 1, outputs=[output("OUT0")]) for _ in range(3)),
+            *(stats(model) for model in (ensemble, part)),
+        )
+        for ensemble, part in (("cached_below", "cached_part"), ("cached_above", "none"))
     ),
 ]
 
@@ -156,7 +165,6 @@ WARM_UP = [
 ]
 
 INSTANCES = [
-    scheduling("shares of instances", *(rows("shares", number) for number in range(6)), stats("shares")),
     scheduling(
         "resources for one instance at a time",
         Burst(

@@ -33,6 +33,20 @@ def _sequences(choice: str = "", rows: int = 2, controls: str = _CONTROLS, tenso
     return f"max_batch_size: {rows}\n{tensors}\nsequence_batching {{ {choice} {controls} }}"
 
 
+def _ensemble(*models: str) -> str:
+    """X goes to each of the models, whose answers are OUT0, OUT1, ..."""
+    outputs = [f'output {{ name: "OUT{number}" data_type: TYPE_STRING dims: [ 1 ] }}' for number in range(len(models))]
+    steps = [
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "X" value: "X" }} '
+        f'output_map {{ key: "SEEN" value: "OUT{number}" }} }}'
+        for number, model in enumerate(models)
+    ]
+    tensors = 'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }'
+    return "\n".join(
+        ['platform: "ensemble"', "max_batch_size: 4", tensors, *outputs, f"ensemble_scheduling {{ {' '.join(steps)} }}"]
+    )
+
+
 def _policy(text: str) -> str:
     return f"default_queue_policy {{ {text} }}"
 
@@ -84,6 +98,9 @@ MODELS = {
         "brief": _sequences("max_sequence_idle_microseconds: 200000", rows=1),
         "cached": _batching(rows=4) + "\nresponse_cache { enable: true }",
         "cached_alone": f"max_batch_size: 4\n{_VARIABLE}\nresponse_cache {{ enable: true }}",
+        "cached_below": _ensemble("cached_part", "none"),
+        "cached_part": _batching(rows=4) + "\nresponse_cache { enable: true }",
+        "cached_above": _ensemble("none") + "\nresponse_cache { enable: true }",
         "warm": _batching(rows=4)
         + """
             model_warmup { name: "zero" batch_size: 2 count: 3
@@ -94,10 +111,6 @@ MODELS = {
         + """
             model_warmup { name: "zero" batch_size: 1
               inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } }""",
-        "shares": _batching(rows=1)
-        + """
-            instance_group { name: "often" count: 1 kind: KIND_CPU rate_limiter { priority: 3 } }
-            instance_group { name: "seldom" count: 1 kind: KIND_CPU rate_limiter { priority: 5 } }""",
         "resources": _batching(rows=1)
         + """
             instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: "R" count: 2 } } }""",
@@ -105,6 +118,15 @@ MODELS = {
         + """
             instance_group { name: "serving" count: 1 kind: KIND_CPU }
             instance_group { name: "passive" count: 1 kind: KIND_CPU passive: true }""",
+    },
+    "managed": {
+        "one": f"max_batch_size: 4\n{_FIXED}",
+        "two": f"max_batch_size: 4\n{_FIXED}",
+        "raising": f'{_FIXED}\nparameters {{ key: "raises" value {{ string_value: "boom" }} }}',
+        "refused": _batching("preferred_batch_size: [ 9 ]"),
+        "unread": "nonsense { }",
+        "pair": _ensemble("one", "two"),
+        "lame": _ensemble("one", "raising"),
     },
 }  # fmt: skip
 
@@ -114,4 +136,5 @@ def write(directory: Path, repository: str) -> None:
         version = directory / name / "1"
         version.mkdir(parents=True)
         shutil.copy(SOURCE, version / "model.py")
-        (version.parent / "config.pbtxt").write_text(f'backend: "python"\n{config}\n')
+        backend = "" if "platform" in config else 'backend: "python"'
+        (version.parent / "config.pbtxt").write_text(f"{backend}\n{config}\n")

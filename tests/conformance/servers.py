@@ -28,6 +28,7 @@ FLAGS = {
     "broken": ("--exit-on-error=false",),
     "ensembles": ("--exit-on-error=false",),  # what can be loaded of it is to be served
     "control": ("--model-control-mode=explicit", "--load-model=author"),
+    "managed": ("--model-control-mode=explicit",),
     "scheduling": ("--cache-config=local,size=1048576", "--rate-limit=execution_count"),
 }
 ENVIRONMENT = {"held": {"TRITONSERVER_DELAY_SCHEDULER": str(scheduling_models.HELD)}}

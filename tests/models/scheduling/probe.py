@@ -1,7 +1,8 @@
 """Each request is told what its execution looked like: SEEN is JSON text, one for each row.
 
 What is not READY, a slot of a sequence without a request, is null there. The parameter ``sleep_ms`` says how long the
-execution takes, ``fails`` that the request is answered with an error.
+execution takes, ``fails`` that the request is answered with an error. A parameter ``raises`` of the configuration is
+what ``initialize`` raises.
 """
 
 import json
@@ -19,7 +20,10 @@ def plain(value):
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.batches = int(json.loads(args["model_config"])["max_batch_size"]) > 0
+        config = json.loads(args["model_config"])
+        if "raises" in config["parameters"]:
+            raise ValueError(config["parameters"]["raises"]["string_value"])
+        self.batches = int(config["max_batch_size"]) > 0
         self.group = args["model_instance_name"].rpartition("_")[0]
         self.executions = 0
 
