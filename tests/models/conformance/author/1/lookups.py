@@ -19,6 +19,8 @@ TYPES = [
     "FP64",
     "STRING",
 ]
+# What the module itself imports, and what ours has besides: an array of all inputs of a batch.
+NO_MATTER = ("np", "json", "struct", "sys", "os", "annotations", "input_batch_as_numpy")
 CONFIG = {"input": [{"name": "A"}, {"name": "B", "dims": [1]}], "output": [{"name": "C"}]}
 
 
@@ -105,9 +107,7 @@ PROBES = {
     "text deserialized": deserialized(b"\x02\0\0\0ab\0\0\0\0\x01\0\0\0c"),
     "nothing deserialized": deserialized(b""),
     "model directory": lambda pb, _: pb.get_model_dir(),
-    "names": lambda pb, _: sorted(
-        name for name in dir(pb) if name[0] != "_" and name not in ("np", "json", "struct", "sys", "os", "annotations")
-    ),
+    "names": lambda pb, _: sorted(name for name in dir(pb) if name[0] != "_" and name not in NO_MATTER),
     "names of the C++ module": lambda pb, _: [
         hasattr(__import__("c_python_backend_utils"), name)
         for name in [
