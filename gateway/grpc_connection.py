@@ -29,7 +29,8 @@ from gateway.grpc_inflating import Held, Inflaters, Inflating
 from gateway.grpc_message import Buffer, Memory
 from gateway.grpc_outgoing import Outgoing, Release
 from gateway.grpc_service import INFER, STREAM, GrpcService
-from gateway.http2.connection import Data, Event, Http2Connection, Request
+from gateway.http2.connection import Http2Connection
+from gateway.http2.events import Data, Event, Request
 from gateway.http2.frames import HEAD_NBYTES, ErrorCode
 from protocol.errors import InternalError, ServingError, Unsupported
 

@@ -11,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http2 import frames
-from gateway.http2.connection import (
-    CONNECTION_WINDOW,
-    MAX_FRAME_NBYTES,
-    STREAM_WINDOW,
-    Data,
-    Http2Connection,
-    Request,
-    Reset,
-    parts,
-)
+from gateway.http2.connection import CONNECTION_WINDOW, STREAM_WINDOW, Http2Connection
+from gateway.http2.events import Data, Request, Reset
+from gateway.http2.frame_reader import MAX_FRAME_NBYTES
 from gateway.http2.frames import (
     ACK,
     CONTINUATION,
@@ -43,6 +36,7 @@ from gateway.http2.frames import (
     frame,
 )
 from gateway.http2.headers import encode
+from gateway.http2.sender import parts
 
 REQUEST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b"te", b"trailers"))
 BLOCK = encode(REQUEST)
