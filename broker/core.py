@@ -8,6 +8,7 @@ custom_metrics.py for their metrics.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -328,7 +329,9 @@ class Core:
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight of each model version that has any, by "name (version n)" as Triton logs it."""
-        counts = {f"'{one.name}' (version {one.version})": one.in_flight() for one in self.registry}
+        counts: Counter[str] = Counter()
+        for one in self.registry:  # one that is on its way out has the name of its successor
+            counts[f"'{one.name}' (version {one.version})"] += one.in_flight()
         return {name: count for name, count in counts.items() if count}
 
     def check(self) -> None:

@@ -281,3 +281,10 @@ def test_the_stop_waits_for_what_is_looked_up(bench):
     bench.turn()
     assert bench.response(request).error is None
     assert bench.sent(bench.only(), Finish)
+
+
+def test_what_a_replaced_load_has_in_flight_is_not_hidden_by_its_successor(bench):
+    bench.ask("a")
+    bench.serve(source("m", fingerprint="b"))
+    bench.ask("b")
+    assert bench.core.in_flight() == {"'m' (version 1)": 2}
