@@ -41,6 +41,7 @@ from gateway.http_routes import (
 )
 from protocol.errors import STOPPING, InternalError, ServingError, Unavailable, Unsupported
 from protocol.signature import Signature
+from shm.store import Block
 
 _REASONS = {
     200: b"OK",
@@ -94,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_expect,
             self._refusal,
             dataplane.admission,
+            self._take_row,
         )
 
     # --- asyncio ------------------------------------------------------------------------------------------------
@@ -260,11 +262,20 @@ class Connection(asyncio.BufferedProtocol):
             return error
         return None
 
+    def _take_row(self, route: Route, nbytes: int) -> Block | None:
+        """For the tensor of a model with one input, beside those of other requests."""
+        signature = self._signature(route)
+        if not signature.batching or len(signature.inputs) != 1:
+            return None
+        slot = self._dataplane.slot(signature, (nbytes,))
+        return None if slot is None else slot.block
+
     def _body(self, request: HttpRequest) -> Body:
         data, headers = request.body, request.headers
         if is_compressed(headers.get(b"content-encoding", b"identity")):
             data = inflate(data, self._endpoints.max_input_size)
-        return Body(memoryview(data), header_size(headers, len(data)), request.block, request.offset)
+        header_nbytes = header_size(headers, len(request.json) + len(data))
+        return Body(memoryview(data), header_nbytes, request.block, request.offset, request.json)
 
     def _on_reply(self, reply: Reply) -> None:
         if not reply.final:

@@ -24,12 +24,14 @@ _ALIGNED = 16  # a tensor in the block may start at a multiple of this; elsewher
 
 
 class Body(NamedTuple):
-    """``view`` spans the whole body. If that lies in a block, ``offset`` says where the body begins in it."""
+    """``view`` spans the whole body, or all behind the header if that is ``header``. If it lies in a block, ``offset``
+    says where it begins in it."""
 
     view: memoryview
     header_nbytes: int  # 0 = a raw request
     block: Block | None = None
     offset: int = 0
+    header: bytes = b""
 
 
 class InferAnswer(NamedTuple):
@@ -51,7 +53,11 @@ def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple
             signature.model, signature.version, [tensor], block=body.block, signature=signature
         ), _RAW_HEADER
     view, position = body.view, body.header_nbytes
-    header = decode(view[:position], max_input_size, position < len(view))
+    if body.header:
+        text, position = memoryview(body.header), 0
+    else:
+        text = view[:position]
+    header = decode(text, max_input_size, position < len(view))
     end = len(view)
     inputs: list[InputTensor] = []
     for name, datatype, shape, nbytes, data in header.inputs:

@@ -5,6 +5,9 @@ Bodies are collected from the caller's buffer, but a large body of an infer requ
 
     block   | pad | JSON header | tensor | tensor |     pad: the tensors begin aligned
             0     offset
+
+The lone tensor of a model that makes batches may have its place beside that of the last request. The header then lies
+apart, and is received there first.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ _LONGEST_HEAD = 1 << 20  # the parser keeps an unfinished line, however long
 
 
 class HttpRequest(NamedTuple):
-    """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``. With a ``refusal`` the body
-    was thrown away."""
+    """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``, but for the JSON header if
+    that is ``json``. With a ``refusal`` the body was thrown away."""
 
     route: Route | None
     method: bytes
@@ -60,6 +63,7 @@ class HttpRequest(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     admitted: int = 0  # bytes, to be given back with the block
+    json: bytes = b""
     all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
 
 
@@ -82,8 +86,10 @@ class RequestReader:
         on_expect: Callable[[], None],
         refuse: Callable[[Route, int], ServingError | None],
         admission: Admission | None = None,
+        take_row: Callable[[Route, int], Block | None] = lambda route, nbytes: None,
     ) -> None:
-        """``refuse`` gets the size of the body."""
+        """``refuse`` gets the size of the body, ``take_row`` that of what is behind its JSON header."""
+        self._take_row = take_row
         self._admission = admission or Admission(Pressure())
         self._store = store
         self._max_input_size = max_input_size
@@ -115,7 +121,8 @@ class RequestReader:
         self._expected = 0  # bytes of a large body that no memory is reserved for yet
         self._admitted = 0
         self._length = 0  # of a large body, as announced
-        self._pad = 0
+        self._header_nbytes = 0
+        self._json = bytearray()  # the header, if it lies apart
         self._all_headers: Sequence[tuple[str, bytes]] = ()
 
     @property
@@ -142,16 +149,26 @@ class RequestReader:
         if self._refusal is not None:
             self.unwanted = self._length - self._nbytes
         elif self._block is not None and self._nbytes < self._block.nbytes - self._offset:
-            self.rest = self._block.view[self._offset + self._nbytes :]
+            self.rest = self._rest_of(self._block)
 
     def received(self, nbytes: int) -> None:
         """So many bytes have been put at the start of ``rest``."""
         assert self.rest is not None
+        self._nbytes += nbytes
         self.rest = self.rest[nbytes:]
         if not self.rest:
-            self.rest = None
+            assert self._block is not None
+            self.rest = self._rest_of(self._block) or None
+        if self.rest is None:
             self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
             self._complete()
+
+    def _rest_of(self, block: Block) -> memoryview:
+        """Where the next bytes of the body go; the header's first, if that lies apart."""
+        position = self._nbytes
+        if position < len(self._json):
+            return memoryview(self._json)[position:]
+        return block.view[self._offset + position :]
 
     def dropped(self, nbytes: int) -> None:
         """So many bytes of those ``unwanted`` have been received, wherever."""
@@ -238,7 +255,7 @@ class RequestReader:
             )
         nbytes = self._nbytes + len(data)
         if self._block is not None:
-            self._block.view[self._offset + self._nbytes : self._offset + nbytes] = data
+            self._put(self._block, self._nbytes, data)
         elif nbytes <= self._limit:
             self._parts.append(data)
         else:
@@ -281,33 +298,53 @@ class RequestReader:
         elif not compressed and header_nbytes < nbytes and (header_nbytes or nbytes <= self._limit):
             self._limit = 1 << 62
             self._expected = nbytes
-            self._pad = -header_nbytes % ALIGNMENT
+            self._header_nbytes = header_nbytes
             if nbytes <= _BELIEVED_NBYTES:
                 self._reserve()
 
     def _reserve(self) -> None:
         """From here on the body is received into its block, unless shared memory is full."""
-        pad, nbytes, self._expected = self._pad, self._expected, 0
+        nbytes, self._expected = self._expected, 0
         try:
             assert self._route is not None
             self._admission.admit(self._route.model, nbytes)
             self._admitted = nbytes
-            self._block = self._store.allocate(pad + nbytes)
+            self._block = self._place(self._route, nbytes)
         except ServingError as error:
             self._refusal, self._limit, self._length = error, 0, nbytes
             self._parts.clear()
             return
         except ShmFull:
             return
-        self._offset = pad
         begun = b"".join(self._parts)
-        self._block.view[pad : pad + len(begun)] = begun
         self._parts.clear()
+        self._put(self._block, 0, begun)
+
+    def _place(self, route: Route, nbytes: int) -> Block:
+        """Raises ShmFull."""
+        header_nbytes = self._header_nbytes
+        row = self._take_row(route, nbytes - header_nbytes) if header_nbytes < LARGE_NBYTES else None
+        if row is None:
+            self._offset = -header_nbytes % ALIGNMENT
+            return self._store.allocate(self._offset + nbytes)
+        self._json = bytearray(header_nbytes)
+        self._offset = -header_nbytes
+        return row
+
+    def _put(self, block: Block, position: int, data: bytes) -> None:
+        """A part of the body."""
+        apart = len(self._json) - position
+        if apart > 0:
+            self._json[position : position + min(apart, len(data))] = data[:apart]
+            data = data[apart:]
+            position += apart
+        start = self._offset + position
+        block.view[start : start + len(data)] = data
 
     def _complete(self) -> None:
         body: bytes | memoryview
         if self._block is not None:
-            body = self._block.view[self._offset :]
+            body = self._block.view[max(0, self._offset) :]
         else:
             parts = self._parts
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -319,11 +356,12 @@ class RequestReader:
             self._headers,
             body,
             self._block,
-            self._offset,
+            max(0, self._offset),
             self._refusal,
             self._keep_alive,
             self._http_1_0,
             self._admitted,
+            bytes(self._json),
             self._all_headers,
         )
         self._ended = not self._keep_alive

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gateway.admission import Admission
+from gateway.batch_rows import BatchRows
 from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader
 from gateway.http_routes import Route
 from metrics.pressure import Pressure
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
-from shm.store import Store
+from shm.store import Block, Store
 from tests.gateway.fake_bus import memory_in_use
 
 INFER = b"POST /v2/models/m/infer HTTP/1.1\r\n"
@@ -27,17 +29,25 @@ class Received:
         store: Store,
         max_input_size: int = 1 << 20,
         admission: Admission | None = None,
+        rows: BatchRows | None = None,
     ) -> None:
         self.requests: list[HttpRequest] = []
+        self.rows = rows
         self.expected = 0
         self.refusal: ServingError | None = None
-        self.reader = RequestReader(store, max_input_size, self.requests.append, self._expect, self._refuse, admission)
+        self.reader = RequestReader(
+            store, max_input_size, self.requests.append, self._expect, self._refuse, admission, self._take_row
+        )
 
     def _expect(self) -> None:
         self.expected += 1
 
     def _refuse(self, route: Route, nbytes: int) -> ServingError | None:
         return self.refusal
+
+    def _take_row(self, route: Route, nbytes: int) -> Block | None:
+        slot = None if self.rows is None else self.rows.take((nbytes,))
+        return None if slot is None else slot.block
 
     def feed(self, data: bytes, step: int = 1 << 18) -> list[HttpRequest]:
         """As a socket would: into ``rest`` while there is one, and nowhere what is unwanted."""
@@ -93,6 +103,45 @@ def test_a_large_body_lands_in_a_block_with_its_tensors_aligned(store: Store, st
     assert request.block.view[request.offset :] == LARGE
     assert after.route is not None and after.route.endpoint == "server_metadata"
     store.free(request.block)
+    assert memory_in_use(store) == 0
+
+
+@pytest.mark.parametrize("step", [1, 99, 100, 101, 7777, 1 << 20])
+@pytest.mark.parametrize("header_nbytes", [0, 100])
+@pytest.mark.parametrize("nbytes", [LARGE_NBYTES, 2 << 20])
+def test_tensors_of_requests_that_may_make_a_batch_land_side_by_side(
+    store: Store, step: int, header_nbytes: int, nbytes: int
+) -> None:
+    if step == 1 and nbytes > LARGE_NBYTES:
+        return
+    received = Received(store, 4 << 20, rows=BatchRows(store, 8))
+    head = INFER + b"Inference-Header-Content-Length: %d\r\n" % header_nbytes
+    for mark in b"abc":
+        header, tensor = bytes(range(header_nbytes)), bytes([mark]) * nbytes
+        received.feed(head + b"Content-Length: %d\r\n\r\n" % (header_nbytes + nbytes) + header + tensor, step)
+    received.feed(b"GET /v2 HTTP/1.1\r\n\r\n")
+    *requests, after = received.requests
+    assert after.route is not None and after.route.endpoint == "server_metadata"
+    blocks = [request.block for request in requests if request.block is not None]
+    for request, mark in zip(requests, b"abc", strict=True):
+        assert request.json == bytes(range(header_nbytes))
+        assert request.body == bytes([mark]) * nbytes
+        assert request.offset == 0
+    assert [b.offset - a.offset for a, b in pairwise(blocks)] == [nbytes, nbytes]
+    for block in blocks:
+        assert block.offset % 64 == 0
+        store.free(block)
+
+
+def test_a_tensor_that_comes_to_no_end_gives_its_place_back(store: Store) -> None:
+    rows = BatchRows(store, 8)
+    received = Received(store, rows=rows)
+    head = INFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % (100 + LARGE_NBYTES)
+    for length in (0, 50, 100, 5000):
+        received.feed(head + b"x" * length)
+        received.reader.close()
+        received = Received(store, rows=rows)
+    assert not rows.trim() or not rows.trim()
     assert memory_in_use(store) == 0
 
 
