@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import borrowed, calls, forks
+from . import borrowed, calls, forks, open_calls
 from .placer import PlacedTensor, Placer
 from .response import InferenceResponse
 from .response import receive as receive_response
@@ -63,7 +63,7 @@ class Call:
         message = messages.Request(0, request.model, request.version, self._inputs.references, *request[4:])
         executing = calls.executing.get()
 
-        def make(number: int) -> Tuple[messages.Call, calls.Frames]:
+        def make(number: int) -> Tuple[messages.Call, open_calls.Frames]:
             call = messages.Call(messages.CALL, number, message, executing.batch, executing.waits, decoupled)
             return call, self._inputs.frames
 

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Deque, List, Optional, Sequence, Tuple
 
 from .bus import Bus
-from .calls import Calls
+from .open_calls import OpenCalls
 from .outputs import Outputs
 from .session import Session
 from .shared import errors, messages, segment, shm_errors, store
@@ -55,7 +55,7 @@ class Loop:
     def __init__(
         self,
         bus: Bus,
-        calls: Calls,
+        calls: OpenCalls,
         session: Session,
         outputs: Outputs,
         reader: store.Reader,

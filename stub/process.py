@@ -25,6 +25,7 @@ from .channel import Channel, Closed
 from .event_loop import EventLoop
 from .exception_text import full_traceback
 from .loop import Loop
+from .open_calls import OpenCalls
 from .outputs import Outputs
 from .segments import Segments
 from .session import Session
@@ -169,7 +170,7 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     log = _logger(channel)
     logger.set_sink(log)
     bus = Bus(channel)
-    asked = calls.Calls(bus)
+    asked = OpenCalls(bus)
     calls.begin(asked, start.bus, start.key)
     metric_family.set_instance(load.args["model_instance_name"])
     model = UserModel.load(load.model_file, load.args, load.version_directory)

@@ -36,12 +36,12 @@ from protocol.messages import (
     Log,
 )
 from stub.bus import Bus
-from stub.calls import Calls
 from stub.channel import Channel
 from stub.closed import Closed
 from stub.event_loop import EventLoop
 from stub.launcher import Launcher
 from stub.loop import Loop
+from stub.open_calls import OpenCalls
 from stub.outputs import Outputs
 from stub.request import InferenceRequest
 from stub.response import InferenceResponse
@@ -239,7 +239,7 @@ def _serve(channel: Channel, load: Load, function: BoundFunction) -> None:
     model = UserModel(function, function.name, load.args)
     name, clock_ns = load.args["model_instance_name"], time.monotonic_ns
     session = Session(model, name, outputs, bus, EventLoop(), say, clock_ns, load.max_unread)
-    loop = Loop(bus, Calls(bus), session, outputs, segments.reader, segments.status)
+    loop = Loop(bus, OpenCalls(bus), session, outputs, segments.reader, segments.status)
     channel.send(segments.ready())
     try:
         loop.run()

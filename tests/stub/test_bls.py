@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from _tensorbus_app.shm.store import PRIVATE_NBYTES, Reader, Store
-from _tensorbus_app.stub import bls, calls
+from _tensorbus_app.stub import bls, calls, open_calls
 from _tensorbus_app.stub import tensor as tensors
 from _tensorbus_app.stub.placer import Placer
 from _tensorbus_app.stub.response_iterator import ResponseIterator
@@ -61,7 +61,7 @@ class Broker:
         self.store = Store(directory)  # of the model called
         self.own = Store(directory)  # the stub's
         self.reader = Reader(directory)
-        self.calls = calls.Calls(self.bus)
+        self.calls = open_calls.OpenCalls(self.bus)
         self.lease = 0
 
     def answer(self, call: int, *outputs: Any, final: bool = True, **fields: Any) -> None:
