@@ -18,8 +18,9 @@ from broker.events import (
     UnloadModel,
 )
 from broker.instance import InstanceState
-from broker.load_lines import NOT_READY, LoadLines, told
+from broker.load_lines import NOT_READY, LoadLines, OfEveryNamespace, told
 from broker.model import ModelVersion
+from broker.places import candidates
 from broker.queue import Frames
 from broker.readiness import Then
 from broker.registry import Registry
@@ -70,14 +71,25 @@ class Asked:
             self._check(event.model, event.asker)
             self._lines.refuse_circle(event)
         except ServingError as error:
-            return [told(event.asker, error)]
-        self._serving.name(event.model)
-        return self._control.load(event, now)
+            return told(event.asker, error)
+        actions: list[Action] = []
+        for one in self._of_every_namespace(event):
+            self._serving.name(one.model)
+            actions += self._control.load(one, now)
+        return actions
+
+    def _of_every_namespace(self, event: LoadModel) -> list[LoadModel]:
+        """Files that come with a request are in no repository."""
+        if not self._settings.namespaces or (event.override is not None and event.override.files):
+            return [event]
+        models = candidates(event.model, self._settings.namespaces)
+        shares = OfEveryNamespace(event.model, models, event.asker).shares
+        return [LoadModel(model, event.override, share) for model, share in zip(models, shares, strict=True)]
 
     def reload(self, event: Reload, now: int) -> list[Action]:
         """Nobody need be allowed to ask for that: the operator does."""
         if not self._open:
-            return [told(event.asker, Unavailable(NOT_READY))]
+            return told(event.asker, Unavailable(NOT_READY))
         return self._control.load(LoadModel(event.model, None, event.asker), now)
 
     def removed(self, event: Removed, now: int) -> list[Action]:
@@ -87,8 +99,11 @@ class Asked:
         try:
             self._check(event.model, event.asker)
         except ServingError as error:
-            return [told(event.asker, error)]
-        return [*self._control.unload(event.model, event.unload_dependents, now), told(event.asker, None)]
+            return told(event.asker, error)
+        actions: list[Action] = []
+        for model in self._registry.loaded(event.model):
+            actions += self._control.unload(model, event.unload_dependents, now)
+        return actions + told(event.asker, None)
 
     def said(self, key: str, message: Control, frames: Frames, now: int) -> list[Action]:
         """A model asks."""
@@ -97,7 +112,7 @@ class Asked:
             return []
         asker = StubAsker(key, message.call, found[1].spec.name)
         if found[1].state is InstanceState.FINISHING:
-            return [told(asker, Unavailable("models cannot be loaded or unloaded in finalize"))]
+            return told(asker, Unavailable("models cannot be loaded or unloaded in finalize"))
         if message.operation == "unload":
             return self.unload(UnloadModel(message.model, message.unload_dependents, asker), now)
         if message.operation == "load":
@@ -116,7 +131,7 @@ class Asked:
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )
         found = self._lines.asking(asker)
-        if found is not None and found[0].name == model:
+        if found is not None and found[0].config.name == model:
             raise InvalidArgument(f"model '{model}' cannot load or unload itself")
 
     def _is_ready(self, message: Control, asker: StubAsker, now: int) -> list[Action]:
@@ -125,7 +140,7 @@ class Asked:
                 raise Unavailable(NOT_READY)
             version = self._registry.servable(message.model, parse_version(message.version))
         except ServingError as error:
-            return [told(asker, error)]
+            return told(asker, error)
 
         def tell(error: ServingError | None, now: int) -> list[Action]:
             return [Send(asker.key, Told(TOLD, asker.call, None, float(error is None)))]

@@ -69,11 +69,17 @@ def models_of(generation: Generation) -> set[str]:
 
 def plan_of(source: VersionSource, registry: Registry, refused: Mapping[str, ServingError]) -> Plan:
     """``refused`` are the ensembles that were found wrong. Raises InvalidArgument."""
-    ensemble, steps = source.model, step_models(source.config)
-    unknown = sorted({model for model, _ in steps if not registry.knows(model) and model not in refused})
+    ensemble, steps = source.model, []
+    unknown = set()
+    for name, version in step_models(source.config):
+        model = registry.part(source.namespace, name)
+        if model is None or not (registry.knows(model) or model in refused):
+            unknown.add(name)
+        else:
+            steps.append((model, version))
     if unknown:
         raise InvalidArgument(
-            f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
+            f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(sorted(unknown))}"
         )
     parts = []
     for model, version in steps:
@@ -86,7 +92,7 @@ def plan_of(source: VersionSource, registry: Registry, refused: Mapping[str, Ser
             parts.append(_part(registry.signature(model, version)))
         except ServingError:
             raise _missing(ensemble, model, version, registry) from None
-    return make_plan(source.config, parts)
+    return make_plan(source.config, parts, [model for model, _ in steps])
 
 
 def _missing(ensemble: str, model: str, version: int, registry: Registry) -> InvalidArgument:

@@ -29,16 +29,18 @@ def step_models(config: ModelConfig) -> list[tuple[str, int]]:
     return [(step.model_name, step.model_version) for step in config.message.ensemble_scheduling.step]
 
 
-def make_plan(config: ModelConfig, parts: Sequence[Part]) -> Plan:
-    """``parts`` are the models of the steps, in order. Raises InvalidArgument."""
+def make_plan(config: ModelConfig, parts: Sequence[Part], models: Sequence[str] = ()) -> Plan:
+    """``parts`` are the models of the steps, in order, and ``models`` what they are known by if not by their names.
+    Raises InvalidArgument."""
     scheduling = config.message.ensemble_scheduling
     seen = {spec.name: _seen(spec, config.name, config.max_batch_size) for spec in (*config.inputs, *config.outputs)}
     steps = []
-    for step, part in zip(scheduling.step, parts, strict=True):
+    models = models or [step.model_name for step in scheduling.step]
+    for step, part, model in zip(scheduling.step, parts, models, strict=True):
         _check_batch_size(config, step.model_name, part)
         _check_inputs(config.name, step, part, seen)
         _check_outputs(config.name, step, part, seen)
-        steps.append(Step(step.model_name, step.model_version, _pairs(step.input_map), _pairs(step.output_map), part))
+        steps.append(Step(model, step.model_version, _pairs(step.input_map), _pairs(step.output_map), part))
     outputs = tuple(spec.name for spec in config.outputs)
     plan = Plan(config.name, tuple(steps), outputs, scheduling.max_inflight_requests)
     _check_streams(plan, [spec.name for spec in config.inputs], seen)

@@ -48,7 +48,7 @@ class ModelControl:
         """At the start, and without further conditions."""
         actions: list[Action] = []
         for model, sources in groupby(event.sources, key=lambda source: source.model):
-            line = self._lines[model] = LoadLine(model)
+            line = self._lines[model] = self._lines.new(model)
             actions += self._begin(line, list(sources), now)
             if model not in event.along:
                 self._serving.name(model)
@@ -57,7 +57,7 @@ class ModelControl:
     def load(self, event: LoadModel, now: int) -> list[Action]:
         line = self._lines.get(event.model)
         if line is None:
-            line = self._lines[event.model] = LoadLine(event.model)
+            line = self._lines[event.model] = self._lines.new(event.model)
             line.orders.append(event)
             return [self._poll(line)]
         line.orders.append(event)
@@ -71,6 +71,7 @@ class ModelControl:
         for one in self._serving.going(model, unload_dependents):
             actions += self._give_up(one, None, now)
             self._serving.unload(one)
+            self._bring_back(one, elsewhere=True)
         return actions
 
     def stop(self, now: int) -> list[Action]:
@@ -138,7 +139,7 @@ class ModelControl:
         """The first of the line is done."""
         actions: list[Action] = []
         if line.orders:
-            actions.append(told(line.orders.popleft().asker, error))
+            actions += told(line.orders.popleft().asker, error)
         if line.orders:
             return [*actions, self._poll(line)]
         del self._lines[line.model]
@@ -151,12 +152,14 @@ class ModelControl:
             return []
         actions: list[Action] = []
         if line.settles_until:  # it was loaded
-            actions.append(told(line.orders.popleft().asker, None))
+            actions += told(line.orders.popleft().asker, None)
         failed = InvalidArgument(f"load failed for model '{model}': it was unloaded meanwhile\n")
         if line.generation is not None:
             actions += self._serving.abandon(line.generation, now)
             failed = load_failed(line.generation)
-        return actions + [told(order.asker, error or failed) for order in line.orders]
+        for order in line.orders:
+            actions += told(order.asker, error or failed)
+        return actions
 
     # --- ensembles --------------------------------------------------------------------------------------------------
 
@@ -198,13 +201,14 @@ class ModelControl:
         said = Say("error", f"failed to load '{line.model}': {error.status_text()}", {})
         return [said, *self._next(line, InvalidArgument(f"load failed for model '{line.model}': {error}\n"))]
 
-    def _bring_back(self, model: str) -> None:
-        """Ensembles that need the model, which has just come to serve: all may have changed for them."""
-        for ensemble, sources in self._serving.ensembles_of(model):
-            line = LoadLine(ensemble)
+    def _bring_back(self, model: str, elsewhere: bool = False) -> None:
+        """Ensembles that need the model, which has just come to serve: all may have changed for them. Or it serves no
+        longer, and they find another one of that name ``elsewhere``."""
+        for ensemble, sources in self._serving.ensembles():
+            line = self._lines.new(ensemble)
             line.orders.append(LoadModel(ensemble, None, ForEnsemble(ensemble)))
             line.sources = sources
-            if model in line.models:
+            if model in line.models and (not elsewhere or all(map(self._registry.has_parts, sources))):
                 self._lines.setdefault(ensemble, line)
 
     # --- turns ------------------------------------------------------------------------------------------------------

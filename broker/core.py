@@ -95,7 +95,7 @@ class Core:
     ) -> None:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``probe`` and ``nonce`` are for Load."""
         self._settings = settings
-        self.registry = Registry()
+        self.registry = Registry(settings.namespaces)
         self._roster = Roster()
         self._releases = Releases(settings.release_delay_ns)
         kept = cache or ResponseCache("", CacheRecord(0))
@@ -133,7 +133,7 @@ class Core:
             self._answering.lends,
             self._answering.caching.changed,
         )
-        lines = LoadLines(self._roster)
+        lines = LoadLines(self._roster, settings.namespaces)
         self._control = ModelControl(self.registry, self._startup, self._serving, lines)
         self._asked = Asked(
             settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask

@@ -44,7 +44,7 @@ class Draining:
     def drain(self, version: ModelVersion) -> None:
         """It takes no new requests, answers those it has, then goes."""
         version.state = VersionState.UNLOADING
-        self._recorder.remove(version.name, version.version)
+        self._recorder.remove(version.config.name, version.version, version.source.namespace)
         self._draining[version] = None
 
     def end(self, versions: Iterable[ModelVersion]) -> None:

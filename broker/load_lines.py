@@ -7,15 +7,16 @@ Loads of one model come one after the other. A load may be asked for by a model 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.config_steps import step_models
-from broker.events import Action, Asker, Done, LoadModel, Send, StubAsker
+from broker.events import Action, Asker, Done, LoadModel, Say, Send, StubAsker
 from broker.instance import Instance
 from broker.model import Generation, ModelVersion, VersionSource, VersionState
+from broker.places import NOT_FOUND, candidates
 from broker.roster import Roster
-from protocol.errors import InvalidArgument, ServingError
+from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 from protocol.messages import TOLD, Told
 
 NOT_READY = "Server not ready"
@@ -25,10 +26,11 @@ class LoadLine:
     """The loads asked for one model. The first is being carried out: polled for, then as ``generation``; an ensemble
     waits in between, as ``sources``, for its models."""
 
-    __slots__ = ("generation", "model", "orders", "poll", "settles_until", "sources")
+    __slots__ = ("_namespaces", "generation", "model", "orders", "poll", "settles_until", "sources")
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, namespaces: Sequence[str] = ()) -> None:
         self.model = model
+        self._namespaces = namespaces
         self.orders: deque[LoadModel] = deque()
         self.poll = 0
         self.generation: Generation | None = None
@@ -38,7 +40,8 @@ class LoadLine:
     @property
     def models(self) -> set[str]:
         """Those that the ensemble waits for."""
-        return {model for source in self.sources for model, _ in step_models(source.config)}
+        names = {name for source in self.sources for name, _ in step_models(source.config)}
+        return {model for name in names for model in candidates(name, self._namespaces)}
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,58 @@ class ForEnsemble:
         pass
 
 
+class OfEveryNamespace:
+    """Whoever asks for a name gets one answer, when the loads of all models of that name have ended."""
+
+    def __init__(self, name: str, models: Sequence[str], asker: Asker | StubAsker) -> None:
+        self.name = name
+        self.asker = asker
+        self.shares = [Share(self) for _ in models]
+        self._left = len(models)
+        self._errors: list[ServingError] = []
+
+    def answered(self, error: ServingError | None) -> list[Action]:
+        """A model that is not in a repository is an error only if it is in none."""
+        self._left -= 1
+        if error is not None:
+            self._errors.append(error)
+        if self._left:
+            return []
+        missing = [one for one in self._errors if isinstance(one, NotFound)]
+        if len(missing) == len(self.shares):
+            cause = f"failed to poll model '{self.name}': {NOT_FOUND}"
+            return [Say("error", cause, {}), *told(self.asker, not_polled(self.name))]
+        failed = [str(one) for one in self._errors if isinstance(one, InvalidArgument)]
+        if failed:
+            return told(self.asker, InvalidArgument("".join(failed)))
+        return told(self.asker, not_polled(self.name) if len(self._errors) > len(missing) else None)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Asks for the model of one namespace."""
+
+    whole: OfEveryNamespace
+
+    def __call__(self, error: ServingError | None) -> None:
+        pass
+
+
 class LoadLines(dict[str, LoadLine]):
     """By model; a model without a load has no line."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, namespaces: Sequence[str] = ()) -> None:
         super().__init__()
         self._roster = roster
+        self._namespaces = namespaces
+
+    def new(self, model: str) -> LoadLine:
+        """For who has something to load; it is not among us yet."""
+        return LoadLine(model, self._namespaces)
 
     def asking(self, asker: Asker | StubAsker) -> tuple[ModelVersion, Instance] | None:
+        if isinstance(asker, Share):
+            return self.asking(asker.whole.asker)
         return self._roster.serving(asker.key) if isinstance(asker, StubAsker) else None
 
     def held_up(self, asker: Asker | StubAsker) -> str:
@@ -102,10 +149,17 @@ class LoadLines(dict[str, LoadLine]):
         return False
 
 
-def told(asker: Asker | StubAsker, error: ServingError | None) -> Action:
+def told(asker: Asker | StubAsker, error: ServingError | None) -> list[Action]:
+    if isinstance(asker, Share):
+        return asker.whole.answered(error)
     if not isinstance(asker, StubAsker):
-        return Done(asker, error)
+        return [Done(asker, error)]
     if error is None:
-        return Send(asker.key, Told(TOLD, asker.call, None))
+        return [Send(asker.key, Told(TOLD, asker.call, None))]
     text = f"Failed to process the request for model '{asker.instance}', message: {error}"
-    return Send(asker.key, Told(TOLD, asker.call, (int(error.kind), text)))
+    return [Send(asker.key, Told(TOLD, asker.call, (int(error.kind), text)))]
+
+
+def not_polled(model: str) -> InternalError:
+    """What whoever asks is told; the log says why."""
+    return InternalError(f"failed to load '{model}', failed to poll from model repository")

@@ -53,6 +53,11 @@ class VersionSource:
     private_directory: str = ""  # was made for this load and goes with it
 
     @property
+    def namespace(self) -> str:
+        """The repository it is from, if models are told apart by that; ``model`` begins with it then."""
+        return self.model.removesuffix(self.config.name).removesuffix("::")
+
+    @property
     def version_directory(self) -> str:
         return f"{self.directory}/{self.version}"
 
@@ -135,7 +140,7 @@ class ModelVersion:
         self.flows = 0  # requests that run through it, of an ensemble, or that the cache works for
         self.expected = 0  # requests to ensembles that may still come to it
         self.signature: Signature | None = None
-        self.recorder = ModelRecorder(source.model, source.version, source.config.metric_tags)
+        self.recorder = ModelRecorder(source.config.name, source.version, source.config.metric_tags, source.namespace)
         self.load_started_ns = now
         self.tries = 0  # to load it again, after it has failed
         self.is_up = False  # all its instances have come up; it serves once its whole generation is

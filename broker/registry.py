@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from broker.model import UNLOADED, ModelVersion, VersionState
+from broker.config_steps import step_models
+from broker.model import UNLOADED, ModelVersion, VersionSource, VersionState
+from broker.places import candidates, identifier
 from broker.sequences import Sequences
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from protocol.signature import IndexEntry, Signature
@@ -15,9 +17,11 @@ _UNKNOWN = "Request for unknown model: "
 class Registry:
     """The models of the repositories, and a row for each of their versions that a load was tried for.
 
-    A version without a row is on its way up behind one that serves, or on its way out behind its successor."""
+    A version without a row is on its way up behind one that serves, or on its way out behind its successor. With
+    namespaces a model is known by its identifier (places.py), and a name may mean one of several."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Sequence[str] = ()) -> None:
+        self._namespaces = namespaces
         self._names: dict[str, str] = {}  # what the repositories hold, with the reason if it is no model
         self._models: dict[str, dict[int, ModelVersion]] = {}
         self._behind: dict[ModelVersion, None] = {}  # without a row; an ordered set
@@ -89,8 +93,62 @@ class Registry:
                     found.append(part)
         return found
 
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def meant(self, name: str) -> str:
+        """The model. Raises InvalidArgument or NotFound for a name that may mean any number but one."""
+        if not self._namespaces or (name in self._models and name not in self._candidates(name)[:-1]):
+            return name
+        known = [model for model in self._candidates(name) if self.knows(model)]
+        found = [model for model in known if any(map(_is_wanted, self.rows(model)))]
+        if len(found) > 1:
+            raise InvalidArgument(
+                f"There are {len(found)} identifiers of model '{name}' in global map, model namespace must be provided "
+                "to resolve ambiguity."
+            )
+        if not known:
+            raise InvalidArgument(f"{_UNKNOWN}'{name}' is not found")
+        if not found:
+            raise NotFound(f"Identifier of model '{name}' is not found in global map")
+        return found[0]
+
+    def _candidates(self, name: str) -> list[str]:
+        """The last one has no namespace: its files came with a request."""
+        return [*candidates(name, self._namespaces), name]
+
+    def loaded(self, name: str) -> list[str]:
+        """The models of this name that a load was tried for."""
+        return [model for model in self._candidates(name) if self.knows(model)] if self._namespaces else [name]
+
+    def part(self, namespace: str, name: str) -> str | None:
+        """The model that an ensemble of a namespace means: the one beside it if there is one, else the only one."""
+        if not self._namespaces:
+            return name
+        own = identifier(namespace, name)
+        serve = [model for model in self._candidates(name) if self._serves(model)]
+        if own in serve or (not serve and any(map(_is_wanted, self.rows(own)))):
+            return own
+        return serve[0] if len(serve) == 1 else None
+
+    def has_parts(self, ensemble: VersionSource) -> bool:
+        """Whether all its models serve."""
+        parts = [self.part(ensemble.namespace, name) for name, _ in step_models(ensemble.config)]
+        return all(part is not None and self._serves(part) for part in parts)
+
+    def _serves(self, model: str) -> bool:
+        return any(row.state is VersionState.READY for row in self.rows(model))
+
+    def _name_of(self, model: str) -> str:
+        """Without its namespace."""
+        spaces = (f"{namespace}::" for namespace in self._namespaces if model.startswith(f"{namespace}::"))
+        return model.removeprefix(max(spaces, key=len, default=""))
+
+    # --- lookups ----------------------------------------------------------------------------------------------------
+
     def for_request(self, model: str, version: int, now: int) -> ModelVersion:
         """As ``find``, but what has been replaced since the gateway looked still takes a request."""
+        if self._namespaces:
+            model = self.meant(model)
         found = self._models.get(model, {}).get(version)
         return found if found is not None and now < found.accepts_until else self.find(model, version)
 
@@ -107,7 +165,9 @@ class Registry:
         return version
 
     def find(self, model: str, version: int) -> ModelVersion:
-        """The version a request means; -1 is the highest READY one. Raises NotFound or Unavailable."""
+        """The version a request means; -1 is the highest READY one. Raises ServingError."""
+        if self._namespaces:
+            model = self.meant(model)
         versions = self._models.get(model)
         if not versions:
             raise NotFound(f"{_UNKNOWN}'{model}' is not found")
@@ -138,7 +198,9 @@ class Registry:
 
     def ready_versions(self, model: str) -> list[int]:
         self.find(model, -1)
-        return sorted(number for number, one in self._models[model].items() if one.state is VersionState.READY)
+        return sorted(
+            number for number, one in self._models[self.meant(model)].items() if one.state is VersionState.READY
+        )
 
     def servable(self, model: str, version: int) -> ModelVersion | None:
         """Whose readiness is asked for; None if there is no such READY version. Raises NotFound for what was never
@@ -168,6 +230,7 @@ class Registry:
             self.find(model, -1)
         except ServingError:
             raise InvalidArgument(f"requested model '{model}' is not available") from None
+        model = self.meant(model)
         chosen = [
             one
             for number, one in sorted(self._models[model].items())
@@ -192,11 +255,13 @@ class Registry:
             if reason or not versions:  # it may serve all the same
                 if ready:
                     continue
-                rows.append(IndexEntry(name, -1, VersionState.UNAVAILABLE.value if reason else "", reason))
+                rows.append(
+                    IndexEntry(self._name_of(name), -1, VersionState.UNAVAILABLE.value if reason else "", reason)
+                )
                 continue
             for number, one in sorted(versions.items()) if versions else ():
                 if not ready or one.state is VersionState.READY:
-                    rows.append(IndexEntry(name, number, one.state.value, one.reason))
+                    rows.append(IndexEntry(self._name_of(name), number, one.state.value, one.reason))
         return rows
 
     def check(self) -> None:
@@ -212,6 +277,11 @@ class Registry:
 
 def _as_it_should_be(row: ModelVersion) -> bool:
     return row.state in (VersionState.READY, VersionState.UNLOADING) or _is_unloaded(row)
+
+
+def _is_wanted(row: ModelVersion) -> bool:
+    """Nobody has had it unloaded."""
+    return row.state is not VersionState.UNLOADING and not _is_unloaded(row)
 
 
 def _is_unloaded(row: ModelVersion) -> bool:

@@ -128,9 +128,9 @@ class Serving:
             if row.state is VersionState.UNAVAILABLE:
                 row.reason = UNLOADED
 
-    def ensembles_of(self, model: str) -> Iterator[tuple[str, list[VersionSource]]]:
-        """Those that serve with it, which has just come to serve, and those that have waited for others."""
-        serving = {name: sources_of(one) for name, one in self._serving.items() if model in models_of(one)}
+    def ensembles(self) -> Iterator[tuple[str, list[VersionSource]]]:
+        """All that serve, and those that wait for a model that has gone."""
+        serving = {name: sources_of(one) for name, one in self._serving.items() if models_of(one)}
         yield from {**self._lost, **serving}.items()
 
     # --- going ------------------------------------------------------------------------------------------------------

@@ -344,5 +344,5 @@ def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, 
         "model_config": auto_complete.request(config),
         "model_repository": version.source.directory,
         "model_version": str(version.version),
-        "model_name": version.name,
+        "model_name": config.name,
     }

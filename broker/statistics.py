@@ -13,7 +13,7 @@ def statistics(version: ModelVersion) -> ModelStatistics:
     one = version.recorder
     computed = one.success - one.cache_hit
     return ModelStatistics(
-        name=version.name,
+        name=version.config.name,
         version=version.version,
         last_inference_ms=one.last_inference_ms,
         inference_count=one.inference_count,

@@ -133,7 +133,8 @@ def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[F
 def _labels(model: ModelRecorder, **more: str) -> str:
     # A tag's name is free text in the configuration; a label's is not.
     tags = {"_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag): text for tag, text in model.tags.items()}
-    labels = {**tags, "model": model.model, "version": str(model.version), **more}
+    named = {"namespace": model.namespace} if model.namespace else {}
+    labels = {**tags, **named, "model": model.model, "version": str(model.version), **more}
     return ",".join(f'{name}="{_escape(labels[name])}"' for name in sorted(labels))
 
 

@@ -68,6 +68,7 @@ class ModelRecorder:
         "last_inference_ms",
         "load_duration_s",
         "model",
+        "namespace",
         "pending",
         "pressure",
         "queue_ns",
@@ -79,9 +80,10 @@ class ModelRecorder:
         "version",
     )
 
-    def __init__(self, model: str, version: int, tags: Mapping[str, str] | None = None) -> None:
-        """``tags`` are the configuration's metric_tags."""
+    def __init__(self, model: str, version: int, tags: Mapping[str, str] | None = None, namespace: str = "") -> None:
+        """``tags`` are the configuration's metric_tags; ``namespace`` is the repository, if models have one."""
         self.model = model
+        self.namespace = namespace
         self.version = version
         self.tags = dict(tags or {})
         self.pending = 0
@@ -193,20 +195,20 @@ class Recorder:
 
     def __init__(self, custom: bool = True) -> None:
         """``custom``: whether models may have metrics of their own."""
-        self._models: dict[tuple[str, int], ModelRecorder] = {}
+        self._models: dict[tuple[str, str, int], ModelRecorder] = {}
         self.custom = CustomMetrics() if custom else None
         self.cache: CacheRecord | None = None  # if the server has a response cache
         self.pressure = Pressure()
 
     def add(self, recorder: ModelRecorder) -> None:
         """Expose a version's figures, in place of those of an earlier load of the same version."""
-        self._models[recorder.model, recorder.version] = recorder
+        self._models[recorder.namespace, recorder.model, recorder.version] = recorder
         self.pressure.queued += recorder.pending
         recorder.pressure = self.pressure
 
-    def remove(self, model: str, version: int) -> None:
+    def remove(self, model: str, version: int, namespace: str = "") -> None:
         """The version is unloaded: its figures vanish. Unknown ones are fine (a load that failed)."""
-        self._models.pop((model, version), None)
+        self._models.pop((namespace, model, version), None)
 
     def __iter__(self) -> Iterator[ModelRecorder]:
         # sorted() takes a snapshot of the items in one step, so the endpoint's thread never sees a dict change size.

@@ -13,6 +13,7 @@ import structlog
 from broker import config_files, model_files, places, repository
 from broker.config_steps import step_models
 from broker.events import LoadModels, Override
+from broker.load_lines import not_polled
 from broker.model import UNLOADED, Labels, VersionSource, VersionState
 from broker.registry import Registry
 from broker.server import BrokerServer
@@ -124,7 +125,7 @@ class Repositories:
             if not isinstance(error, PollError):
                 raise
             log.error(str(error))
-            raise InternalError(f"failed to load '{model}', failed to poll from model repository") from None
+            raise not_polled(model) from None
         _say(lines)
         return sources
 
@@ -150,6 +151,8 @@ class Repositories:
         except (OSError, ValueError) as error:
             raise PollError(f"failed to write the files of model '{model}': {error}") from None
         except NotFound as error:
+            if self._namespaces:  # it may be in another one
+                raise
             raise PollError(str(error)) from None
         except (InvalidArgument, InternalError) as error:
             raise PollError(f"Poll failed for model directory '{model}': {error}") from None
