@@ -6,7 +6,7 @@ The server places the inputs of requests that come one after the other side by s
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,15 @@ def join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """As ``numpy.concatenate``, but for a view where they lie side by side in their order. Raises ValueError."""
     if len(arrays) == 1:
         return arrays[0]
-    if arrays and arrays[0].nbytes >= _LOOK_FROM_NBYTES and _lie_side_by_side(arrays):
+    view = side_by_side(arrays) if arrays else None
+    return np.concatenate(arrays) if view is None else view
+
+
+def side_by_side(arrays: Sequence[NDArray[Any]]) -> Optional[NDArray[Any]]:
+    """A view of them all, if they lie so and are large enough to be worth it."""
+    if arrays[0].nbytes >= _LOOK_FROM_NBYTES and _lie_side_by_side(arrays):
         return np.asarray(_Run(arrays))
-    return np.concatenate(arrays)
+    return None
 
 
 def _lie_side_by_side(arrays: Sequence[NDArray[Any]]) -> bool:

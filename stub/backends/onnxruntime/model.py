@@ -1,6 +1,6 @@
 """The backend ``onnxruntime``: runs ``model.onnx`` of a model's version folder with ONNX Runtime.
 
-A Python-based backend as any user's could be, but for three modules of ours that it shares. ONNX Runtime is the user's:
+A Python-based backend as any user's could be, but for four modules of ours that it shares. ONNX Runtime is the user's:
 the extra ``tensorbus[onnxruntime]``, or what the model's environment has.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
+    from ...input_batch import join as concatenate
     from ...shared import errors
     from ...user_model import LoadError
     from ..joined import Arrays, Joined, join
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .ragged_batch import batch_inputs, ragged_inputs, scatter, scattered_outputs
 else:
     from _tensorbus_app.stub.backends.joined import join
+    from _tensorbus_app.stub.input_batch import join as concatenate
     from _tensorbus_app.stub.shared import errors
     from _tensorbus_app.stub.user_model import LoadError
     from execution_providers import CPU, CUDA, providers
@@ -91,7 +93,7 @@ class TritonPythonModel:
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
         responses: Dict[int, pb_utils.InferenceResponse] = {}
         inputs = [self._arrays(request) for request in requests]
-        for joined in join(inputs, self._batching, np.concatenate, self._ragged):
+        for joined in join(inputs, self._batching, concatenate, self._ragged):
             members = [requests[position] for position in joined.members]
             given = [inputs[position] for position in joined.members]
             responses.update(zip(joined.members, self._run(joined, members, given)))

@@ -1,6 +1,6 @@
 """The backend ``pytorch``: runs ``model.pt`` (TorchScript) or ``model.pt2`` of a model's version folder.
 
-A Python-based backend as any user's could be, but for three modules of ours that it shares. PyTorch is the user's.
+A Python-based backend as any user's could be, but for four modules of ours that it shares. PyTorch is the user's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
+    from ...input_batch import side_by_side
     from ...shared import errors
     from ...user_model import LoadError
     from ..joined import Arrays, Joined, join
     from .torch_names import places
 else:
     from _tensorbus_app.stub.backends.joined import join
+    from _tensorbus_app.stub.input_batch import side_by_side
     from _tensorbus_app.stub.shared import errors
     from _tensorbus_app.stub.user_model import LoadError
     from torch_names import places
@@ -69,13 +71,21 @@ class TritonPythonModel:
 
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
         responses: Dict[int, pb_utils.InferenceResponse] = {}
-        for joined in join([self._tensors(request) for request in requests], self._batching, self._torch.cat):
+        for joined in join([self._tensors(request) for request in requests], self._batching, self._concatenated):
             members = [requests[position] for position in joined.members]
             responses.update(zip(joined.members, self._run(joined, members)))
         return [responses[position] for position in range(len(requests))]
 
     def _tensors(self, request: pb_utils.InferenceRequest) -> Arrays:
         return {tensor.name(): self._torch.from_dlpack(tensor) for tensor in request.inputs()}
+
+    def _concatenated(self, tensors: List[Any]) -> Any:
+        first = tensors[0]
+        if first.device.type == "cpu" and first.dtype is not self._torch.bfloat16:
+            view = side_by_side([tensor.numpy() for tensor in tensors])
+            if view is not None:
+                return self._torch.from_numpy(view)
+        return self._torch.cat(tensors)
 
     def _run(self, joined: Joined, requests: List[Any]) -> List[pb_utils.InferenceResponse]:
         asked = {name for request in requests for name in request.requested_output_names()}

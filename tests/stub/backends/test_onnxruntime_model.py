@@ -76,3 +76,19 @@ def test_text_that_is_no_utf8_goes_in_but_not_out(load, tmp_path):
     fine, failed = model.execute({"X": text}, {"X": bytes_})
     assert fine.tolist() == [["ä", "b"]]
     assert failed.startswith("onnx runtime error 1: 'utf-8' codec can't decode")
+
+
+def test_a_batch_that_lies_in_one_piece_is_not_copied(load, tmp_path):
+    class Spy:
+        def run(self, names, inputs, options):
+            self.seen = inputs["X"]
+            return session.run(names, inputs, options)
+
+    write(tmp_path, onnx.helper.make_node("Identity", ["X"], ["Y"]))
+    model = load("onnxruntime", **config())
+    session, spy = model.instance._session, Spy()
+    model.instance._session = spy
+    given = np.arange(3 * 4096, dtype=np.float32).reshape(3, 4096)
+    results = model.execute({"X": given[:1]}, {"X": given[1:]})
+    assert np.shares_memory(spy.seen, given)
+    assert np.array_equal(np.concatenate(results), given)

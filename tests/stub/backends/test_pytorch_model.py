@@ -56,3 +56,14 @@ def test_a_result_that_is_not_there_is_an_error(load, tmp_path):
     tensor = model.instance._torch.ones(1)
     with pytest.raises(ValueError, match=r"^output 'Y__1' is number 1, but the model returns 1$"):
         model.instance._picked(tensor, "Y__1")
+
+
+def test_a_batch_that_lies_in_one_piece_is_not_copied(load, tmp_path):
+    given = np.arange(3 * 4096, dtype=np.float32).reshape(3, 4096)
+    model = loaded(load, tmp_path, Alike())
+    results = model.execute({"x": given[:1]}, {"x": given[1:2]}, {"x": given[2:]})
+    assert all(np.shares_memory(result, given) for result in results)
+    assert np.array_equal(np.concatenate(results), given)
+    results = model.execute({"x": given[1:2]}, {"x": given[:1]})
+    assert not any(np.shares_memory(result, given) for result in results)
+    assert np.array_equal(np.concatenate(results), given[[1, 0]])
