@@ -22,7 +22,7 @@ def read_labels(config: ModelConfig, model_dir: str) -> dict[str, tuple[str, ...
     labels = {}
     for output, file_name in config.label_files.items():
         path = os.path.join(model_dir, file_name)
-        if _escapes(path, model_dir):
+        if escapes(path, model_dir):
             raise Unsupported(
                 f"label file path '{file_name}' for output '{output}' in model '{config.name}' is outside model "
                 "directory"
@@ -42,7 +42,7 @@ def check_initial_states(config: ModelConfig, model_dir: str) -> None:
 
 def _check_data_file(initial: Message, directory: str) -> None:
     path = os.path.join(directory, initial.data_file)
-    if _escapes(path, directory):
+    if escapes(path, directory):
         raise InvalidArgument(f"initial_state data file '{initial.data_file}' is outside model directory")
     size = len(_read(path, initial.data_file))
     row = BY_CONFIG_NAME.get(DATA_TYPES.Name(initial.data_type))
@@ -54,7 +54,8 @@ def _check_data_file(initial: Message, directory: str) -> None:
         )
 
 
-def _escapes(path: str, directory: str) -> bool:
+def escapes(path: str, directory: str) -> bool:
+    """Whether it leads out of the directory, by a link or otherwise."""
     real = os.path.realpath(directory)
     return os.path.commonpath([os.path.realpath(path), real]) != real
 

@@ -20,6 +20,7 @@ from broker.config_validation import check_model
 from broker.model_config import ModelConfig, from_message, parse_text
 from broker.places import DUPLICATE_REASON, NOT_FOUND, find, is_directory, not_one, shown, subdirectories
 from broker.proto import Message, ModelConfigMessage
+from broker.repository_agents import run_agents
 from protocol.errors import InternalError, InvalidArgument, ServingError
 
 CONFIG_FILE = "config.pbtxt"
@@ -128,6 +129,7 @@ def poll(
         message = _read_json(config_json)
     else:
         message = ModelConfigMessage() if auto_complete and not config_given else _read_config(config_path)
+    run_agents(message, path)
     complete_backend(message, name, _first_version_files(path))
     normalize(message)
     check_model(message)
