@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from broker.config_normalize import SEQUENCE_IDLE_DEFAULT_US
 from broker.model_config import ModelConfig
 from broker.proto import DATA_TYPES, Message, SequenceControlMessage
 from protocol.datatypes import BY_CONFIG_NAME
@@ -73,7 +74,7 @@ def sequence_rules(config: ModelConfig) -> SequenceRules:
         oldest=oldest,
         slots=(batching.oldest.max_candidate_sequences or max_size) if oldest else max_size,
         max_size=max_size,
-        idle_ns=batching.max_sequence_idle_microseconds * 1000,
+        idle_ns=(batching.max_sequence_idle_microseconds or SEQUENCE_IDLE_DEFAULT_US) * 1000,
         delay_ns=strategy.max_queue_delay_microseconds * 1000,
         utilization=batching.direct.minimum_slot_utilization,
         preferred=frozenset(batching.oldest.preferred_batch_size),

@@ -157,13 +157,12 @@ class Bench:
 
     # -- clients
 
-    def submit(self, model: str = "m", version: int = -1, rows: int = 4) -> int:
+    def submit(self, model: str = "m", version: int = -1, rows: int = 4, **fields: object) -> int:
         self.last_id += 1
         sink = self.sinks[self.last_id] = Sink()
         tensor = TensorRef("X", "FP32", (rows,), Handle("g", 128, 16))
-        self.tell(
-            Submitted(Request(self.last_id, model, version, [tensor], f"client-{self.last_id}"), (), sink, self.now)
-        )
+        request = Request(self.last_id, model, version, [tensor], f"client-{self.last_id}", **fields)
+        self.tell(Submitted(request, (), sink, self.now))
         return self.last_id
 
     def response(self, request: int) -> Response | None:
@@ -235,9 +234,13 @@ class Bench:
         self.tell(StubDied(key, status, inside))
         self.turn()
 
+    def batches(self, key: str) -> list[Batch]:
+        """What a stub holds."""
+        return [batch for message in self.inbox[key] if isinstance(message, Execute) for batch in message.batches]
+
     def inside(self, key: str, position: int = 0) -> int:
         """The Batch.id at a position of what a stub holds."""
-        return [b.id for m in self.inbox[key] if isinstance(m, Execute) for b in m.batches][position]
+        return self.batches(key)[position].id
 
     def only(self) -> str:
         (key,) = self.alive

@@ -1,7 +1,7 @@
 """Random arrivals, answers, calls, cancels, deaths and waits: no request is lost, none is answered twice.
 
-"m" has one instance, "n" three, "d" is decoupled. Models call each other as they like; a stub answers a batch in full,
-or in part and later, or wants it again.
+"m" has one instance, "n" three, "d" is decoupled, "s" runs sequences, "o" iterative ones. Models call each other as
+they like; a stub answers a batch in full, or in part and later, or wants it again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.bench.load("m", instances=1)
         self.bench.load("n", instances=3)
         self.bench.load("d", instances=2, decoupled=True)
+        self.bench.load("s", instances=2, max_batch_size=2, sequence_batching={"direct": {}})
+        iterative = {"iterative_sequence": True, "oldest": {"max_candidate_sequences": 3}}
+        self.bench.load("o", instances=2, decoupled=True, max_batch_size=2, sequence_batching=iterative)
 
     @initialize(stop_at_end=st.booleans())
     def choose_end(self, stop_at_end: bool) -> None:
@@ -43,6 +46,24 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from(["m", "n", "d", "unknown"]), count=st.integers(1, 5), turn=st.booleans())
     def submit(self, model: str, count: int, turn: bool) -> None:
         self.requests += [self.bench.submit(model) for _ in range(count)]
+        if turn:
+            self.bench.turn()
+
+    @rule(
+        model=st.sampled_from(["s", "s", "o"]),
+        id=st.sampled_from([1, 2, 3, 4, 5, 6, "a"]),
+        flags=st.sampled_from([0, 1, 1, 2, 3]),
+        timeout_us=st.sampled_from([0, 0, 5_000]),
+        count=st.integers(1, 3),
+        turn=st.booleans(),
+    )
+    def submit_to_sequence(
+        self, model: str, id: int | str, flags: int, timeout_us: int, count: int, turn: bool
+    ) -> None:
+        for _ in range(count):
+            fields = {"correlation_id": id, "flags": flags, "timeout_us": timeout_us}
+            self.requests.append(self.bench.submit(model, rows=1, **fields))
+            flags = 0
         if turn:
             self.bench.turn()
 
@@ -95,7 +116,9 @@ class CoreMachine(RuleBasedStateMachine):
             key = data.draw(st.sampled_from(holding))
             self.bench.executed(key, rescheduled=[self.bench.held(key)[0]])
 
-    @rule(data=st.data(), model=st.sampled_from(["m", "n", "d", "unknown"]), waits=st.booleans(), turn=st.booleans())
+    @rule(
+        data=st.data(), model=st.sampled_from(["m", "n", "d", "o", "unknown"]), waits=st.booleans(), turn=st.booleans()
+    )
     def call(self, data, model: str, waits: bool, turn: bool) -> None:
         holding = [key for key in self.bench.alive if self.bench.held(key)]
         if holding:
@@ -130,12 +153,12 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), known=st.booleans())
     def die(self, data, known: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.bench.alive)))
-        held = self.bench.held(key)
-        position = data.draw(st.integers(0, len(held) - 1)) if held else None
-        inside = None if not known else 0 if position is None else self.bench.inside(key, position)
-        self.bench.die(key, inside=inside)
-        if position is not None and known and held[position] > 0:
-            assert "is not healthy" in self.bench.error(held[position])
+        batches = self.bench.batches(key)
+        inside = data.draw(st.sampled_from(batches)) if batches else None
+        self.bench.die(key, inside=None if not known else inside.id if inside is not None else 0)
+        for request in inside.requests if inside is not None and known else ():
+            if request.id > 0:
+                assert "is not healthy" in self.bench.error(request.id)
 
     @rule(data=st.data())
     def cancel(self, data) -> None:
