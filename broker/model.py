@@ -15,6 +15,7 @@ from broker.queue import RequestQueue
 from broker.response_order import ResponseOrder
 from broker.sequence_rules import sequence_rules
 from broker.sequences import Sequences
+from broker.step_slots import StepSlots
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
 from protocol.interpreters import Interpreter
@@ -115,6 +116,7 @@ class ModelVersion:
         "source",
         "state",
         "stays_until",
+        "step_slots",
         "tries",
         "update",
     )
@@ -136,6 +138,7 @@ class ModelVersion:
         self.may_lead = False  # a batch may be closed before an instance is free
         self.held_back = 0  # until so many wait, none is given to an instance; for tests that need exact batches
         self.plan: Plan | None = None  # of an ensemble, which has no instances
+        self.step_slots: StepSlots | None = None  # of an ensemble that has had a request
         self.cached = False  # its responses are
         self.flows = 0  # requests that run through it, of an ensemble, or that the cache works for
         self.expected = 0  # requests to ensembles that may still come to it
@@ -189,8 +192,8 @@ class ModelVersion:
                 self.order = ResponseOrder()
 
     def batch_size(self, request: Request) -> int:
-        """The inferences that a (checked) request counts for."""
-        return request.inputs[0].shape[0] if self.config.max_batch_size > 0 and request.inputs else 1
+        """The inferences that a (checked) request counts for; a client's own batch may be empty."""
+        return request.inputs[0].shape[0] or 1 if self.config.max_batch_size > 0 and request.inputs else 1
 
     def healthy(self) -> bool:
         """Every instance has a living, initialised process."""

@@ -127,3 +127,34 @@ def test_a_batch_is_never_too_large_never_mixed_and_never_waits_for_longer_than_
     else:
         assert again_ns == 0
         assert why
+
+
+@given(REQUESTS, RULES_OF_ALL_KINDS, st.integers(0, 2 * DELAY))
+def test_a_batch_is_closed_when_it_has_a_preferred_size_or_cannot_have_one(shapes, rules, now):
+    requests = waiting(*shapes)
+    count = cut(requests, rules, now).requests
+    fits = [n for n in range(1, len(requests) + 1) if is_batch(requests[:n], rules)]
+    preferred = [n for n in fits if total(requests[:n]) in rules.preferred]
+    largest = max(rules.preferred)
+    late = rules.delay_ns and now >= rules.delay_ns
+    below = [n for n in fits if total(requests[:n]) <= largest]
+    if late:
+        assert count == fits[-1]
+    elif preferred:
+        assert count == preferred[-1]
+    elif total(requests[: fits[-1]]) > largest or (fits[-1] < len(requests) and below == fits):
+        exceeded = total(requests[: below[-1] + 1]) > largest if below and below[-1] < len(requests) else False
+        assert count == (below[-1] if below and (exceeded or below == fits) else 1)
+    elif rules.delay_ns and total(requests) < largest:
+        assert count == 0
+    else:
+        assert count == len(requests)
+
+
+def is_batch(requests: list[Pending], rules: Batching) -> bool:
+    widths = {one.request.inputs[0].shape[1:] for one in requests}
+    return (len(requests) == 1 or total(requests) <= rules.max_size) and (not rules.stacked or len(widths) == 1)
+
+
+def total(requests: list[Pending]) -> int:
+    return sum(max(1, one.batch_size) for one in requests)
