@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.grpc_head import Head
-from gateway.grpc_message import Buffer, Incoming, LargeMessage, Memory, Message
+from gateway.grpc_message import Buffer, Incoming, LargeMessage, Message, MessageMemory
 from gateway.grpc_service import INFER, GrpcService
 from protocol.errors import InternalError, ServingError
 
@@ -52,7 +52,7 @@ class UnaryCall:
         "incoming",
     )
 
-    def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
+    def __init__(self, service: GrpcService, head: Head, memory: MessageMemory, on_ready: Callable[[], None]) -> None:
         self.incoming = Incoming(head.encoding, memory, service.refuse_large if head.path == INFER else None)
         self.error: ServingError | None = None
         self._service = service
@@ -109,7 +109,7 @@ class UnaryCall:
 class StreamCall:
     """ModelStreamInfer."""
 
-    def __init__(self, service: GrpcService, head: Head, memory: Memory, on_ready: Callable[[], None]) -> None:
+    def __init__(self, service: GrpcService, head: Head, memory: MessageMemory, on_ready: Callable[[], None]) -> None:
         self._stream = stream = service.stream(head.metadata, on_ready)
         self.incoming = Incoming(head.encoding, memory)
         self.receive = stream.feed

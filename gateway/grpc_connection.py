@@ -26,7 +26,7 @@ from gateway.grpc_head import (
     trailers_only,
 )
 from gateway.grpc_inflating import Held, Inflaters, Inflating
-from gateway.grpc_message import Buffer, Memory
+from gateway.grpc_message import Buffer, MessageMemory
 from gateway.grpc_outgoing import Outgoing, Release
 from gateway.grpc_service import INFER, STREAM, GrpcService
 from gateway.http2.connection import Http2Connection
@@ -44,7 +44,7 @@ class Shared(NamedTuple):
     """What the connections of a front have in common."""
 
     service: GrpcService
-    memory: Memory
+    memory: MessageMemory
     inflaters: Inflaters
     receive_view: memoryview  # what is read into it is consumed before anyone else reads
 

@@ -10,7 +10,7 @@ import socket
 from gateway.grpc_connection import GrpcConnection, Shared
 from gateway.grpc_in_flight import SHUTTING_DOWN
 from gateway.grpc_inflating import Inflaters
-from gateway.grpc_message import Memory
+from gateway.grpc_message import MessageMemory
 from gateway.grpc_service import GrpcService
 from protocol.errors import Unavailable
 
@@ -28,7 +28,7 @@ class GrpcEngine:
         self._service = service
         self._address = address
         self._connections: set[GrpcConnection] = set()
-        self._shared = Shared(service, Memory(), Inflaters(), memoryview(bytearray(_RECEIVE_NBYTES)))
+        self._shared = Shared(service, MessageMemory(), Inflaters(), memoryview(bytearray(_RECEIVE_NBYTES)))
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 

@@ -46,7 +46,7 @@ def message_of(pieces: list[Buffer], release: Callable[[], None]) -> Message:
     return message
 
 
-class Memory:
+class MessageMemory:
     """Where large messages lie. To get 16 MiB of pages takes 12 ms, to fill them 2: those of the last one are kept."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Incoming:
 
     __slots__ = ("_begun", "_compressed", "_encoding", "_large", "_memory", "_nbytes", "_refuse", "_room")
 
-    def __init__(self, encoding: bytes, memory: Memory, refuse: Refuse | None = None) -> None:
+    def __init__(self, encoding: bytes, memory: MessageMemory, refuse: Refuse | None = None) -> None:
         """``refuse`` is asked before more of a large message is received; what it raises ends the call."""
         self._refuse = refuse
         self._encoding = encoding

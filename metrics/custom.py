@@ -51,7 +51,7 @@ class Metric:
         self.sum += value
 
 
-class Family:
+class CustomFamily:
     __slots__ = ("_metrics", "help", "holders", "kind", "name")
 
     def __init__(self, name: str, help: str, kind: str) -> None:
@@ -77,7 +77,7 @@ class _Held:
 
     __slots__ = ("alive", "family", "metrics")
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: CustomFamily) -> None:
         self.family = family
         self.metrics: dict[Labels, Metric] = {}
         self.alive = True
@@ -95,10 +95,10 @@ class CustomMetrics:
     """Invariant: ``holders`` counts the living ``_Held`` objects; what nobody holds is not here."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, CustomFamily] = {}
         self._owners: dict[str, _Owner] = {}
 
-    def __iter__(self) -> Iterator[Family]:
+    def __iter__(self) -> Iterator[CustomFamily]:
         return iter(list(self._families.values()))
 
     def new_family(self, owner: str, number: int, name: str, description: str, kind: str) -> None:
@@ -111,7 +111,7 @@ class CustomMetrics:
         if (family is not None and family.kind != kind) or name in _OURS:
             raise MetricRefused("Family name already exists" + (" with different type" if family else ""))
         if family is None:
-            family = self._families[name] = Family(name, description, kind)
+            family = self._families[name] = CustomFamily(name, description, kind)
         family.holders += 1
         self._owners.setdefault(owner, _Owner()).families[number] = _Held(family)
 

@@ -44,7 +44,7 @@ def render(
     models: Iterable[ModelRecorder],
     host: HostSample,
     pinned_pool_bytes: int,
-    customs: Iterable[custom.Family] = (),
+    customs: Iterable[custom.CustomFamily] = (),
     pressure: Pressure | None = None,
     cache: CacheRecord | None = None,
 ) -> str:
@@ -52,7 +52,7 @@ def render(
     server = () if pressure is None else _server_families(pressure)
     cached = () if cache is None else _cache_families(cache)
     own = (*_model_families(list(models)), *cached, *server, *_host_families(host, pinned_pool_bytes))
-    families: list[tuple[Family | custom.Family, list[str]]] = [
+    families: list[tuple[Family | custom.CustomFamily, list[str]]] = [
         *((family, [_line(family.name, *child) for child in children]) for family, children in own),
         *((family, list(_custom_lines(family))) for family in customs),
     ]
@@ -63,7 +63,7 @@ def render(
     )
 
 
-def _custom_lines(family: custom.Family) -> Iterator[str]:
+def _custom_lines(family: custom.CustomFamily) -> Iterator[str]:
     for metric in family:
         labels = ",".join(f'{name}="{_escape(text)}"' for name, text in metric.labels)
         if family.kind != custom.HISTOGRAM:

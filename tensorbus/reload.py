@@ -24,7 +24,7 @@ _EVERY_S = 0.5
 _MADE_BY_PEOPLE = (".py", ".pbtxt")
 
 
-class Watch:
+class Watcher:
     """When one model is to be loaded again. Pure."""
 
     def __init__(self, loaded: Snapshot) -> None:
@@ -57,19 +57,19 @@ def snapshot(directory: str) -> Snapshot:
     return {path: stamp for path, stamp in stamps(directory) if stamp is not None}
 
 
-async def first_look(broker: BrokerServer) -> dict[str, Watch]:
+async def first_look(broker: BrokerServer) -> dict[str, Watcher]:
     """By model. What is changed after this is a reason."""
     directories = _directories(broker.core.registry).items()
-    return {model: Watch(await asyncio.to_thread(snapshot, directory)) for model, directory in directories}
+    return {model: Watcher(await asyncio.to_thread(snapshot, directory)) for model, directory in directories}
 
 
-async def watch(broker: BrokerServer, watches: dict[str, Watch]) -> None:
+async def watch(broker: BrokerServer, watches: dict[str, Watcher]) -> None:
     """Until it is cancelled. ``watches`` are those of the first look; models that come later are added."""
     loading: set[str] = set()
     while True:
         for model, directory in _directories(broker.core.registry).items():
             now = await asyncio.to_thread(snapshot, directory)
-            known = watches.setdefault(model, Watch(now))
+            known = watches.setdefault(model, Watcher(now))
             if model in loading:
                 continue
             files = known.look(now)
@@ -90,7 +90,7 @@ def _directories(registry: Registry) -> dict[str, str]:
 class _Ended:
     """What is called at the end of a load."""
 
-    def __init__(self, model: str, directory: str, watch: Watch, loading: set[str]) -> None:
+    def __init__(self, model: str, directory: str, watch: Watcher, loading: set[str]) -> None:
         self._model = model
         self._directory = directory
         self._watch = watch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.grpc_head import GrpcError
 from gateway.grpc_inflating import Buffer, Inflating
-from gateway.grpc_message import LARGE_NBYTES, MAX_NBYTES, PREFIX, Incoming, LargeMessage, Memory, message_of
+from gateway.grpc_message import LARGE_NBYTES, MAX_NBYTES, PREFIX, Incoming, LargeMessage, MessageMemory, message_of
 from protocol.errors import InternalError
 
 
@@ -27,7 +27,7 @@ def compress(message: bytes, window_bits: int) -> bytes:
 class Receiver:
     def __init__(self, encoding: bytes = b"identity") -> None:
         self.messages: list[bytes] = []
-        self.memory = Memory()
+        self.memory = MessageMemory()
         self.incoming = Incoming(encoding, self.memory)
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -121,7 +121,7 @@ def test_small_pieces_are_joined_and_released_and_large_ones_wait() -> None:
 
 
 def test_memory_is_used_again_and_given_up_when_it_is_not() -> None:
-    memory = Memory()
+    memory = MessageMemory()
     first = memory.take(100_000)
     first[0] = 7
     second = memory.take(100_000)

@@ -1,19 +1,19 @@
 import os
 
-from tensorbus.reload import Watch, changed, snapshot
+from tensorbus.reload import Watcher, changed, snapshot
 
 BEFORE = {"1/model.py": (10, 1), "1/weights": (20, 1)}
 AFTER = BEFORE | {"1/model.py": (11, 2)}
 
 
 def test_nothing_changed_is_no_reason():
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     assert watch.look(BEFORE) == []
     assert watch.look(BEFORE) == []
 
 
 def test_a_change_counts_once_it_has_settled_and_once():
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     assert watch.look(AFTER) == []
     assert watch.look(AFTER | {"1/helper.py": (1, 3)}) == []
     assert watch.look(AFTER | {"1/helper.py": (1, 3)}) == ["1/helper.py", "1/model.py"]
@@ -22,21 +22,21 @@ def test_a_change_counts_once_it_has_settled_and_once():
 
 def test_files_that_come_and_go_and_data_count():
     assert changed(BEFORE, {}) == ["1/model.py", "1/weights"]
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     now = {"1/model.py": (10, 1), "config.pbtxt": (1, 1)}
     watch.look(now)
     assert watch.look(now) == ["1/weights", "config.pbtxt"]
 
 
 def test_what_was_undone_in_time_is_no_reason():
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     watch.look(AFTER)
     assert watch.look(BEFORE) == []
     assert watch.look(BEFORE) == []
 
 
 def test_code_that_changed_during_the_load_is_a_reason_for_the_next():
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     watch.look(AFTER)
     watch.look(AFTER)
     later = AFTER | {"1/model.py": (12, 3)}
@@ -46,7 +46,7 @@ def test_code_that_changed_during_the_load_is_a_reason_for_the_next():
 
 
 def test_data_that_the_load_has_written_is_none():
-    watch = Watch(BEFORE)
+    watch = Watcher(BEFORE)
     watch.look(AFTER)
     watch.look(AFTER)
     written = AFTER | {"1/cache": (1, 1), "1/weights": (21, 4)}
