@@ -13,7 +13,9 @@ import numpy as np
 
 from benchmarks import load, repository
 from benchmarks.load import Call, Generator
-from benchmarks.repository import Model
+from benchmarks.model_control import Cycle
+from benchmarks.repository import CONTROLS, Ensemble, Model
+from benchmarks.sequences import STEPS, sequences
 from benchmarks.server import Contender, Server, running
 
 SETTLE_S = 2.0  # until a server that has just started is idle
@@ -37,7 +39,9 @@ CPU = Metric("CPU of 1000 requests", "s", "lower")
 MEMORY = Metric("memory (PSS)", "MB", "lower")
 READY = Metric("start to ready", "s", "lower")
 ANSWER = Metric("start to first answer", "s", "lower")
-METRICS = {metric.name: metric for metric in (THROUGHPUT, P50, P99, CPU, MEMORY, READY, ANSWER)}
+LOADED = Metric("load and unload, until both are answered", "ms", "lower")
+UNLOADED = Metric("load and unload, until it is gone", "ms", "lower")
+METRICS = {metric.name: metric for metric in (THROUGHPUT, P50, P99, CPU, MEMORY, READY, ANSWER, LOADED, UNLOADED)}
 
 
 def _numbers(count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -59,6 +63,15 @@ MIB, MIB16 = _identity("identity", 1 << 20), _identity("identity", 16 << 20)
 CHAIN3, CHAIN2 = _identity("chain_3", 64), _identity("chain_2", 16 << 20)
 REPEAT = Call("repeat", {"INPUT0": np.array([1000], np.float32)}, {})
 BATCHED = Call("batched", {"INPUT0": _numbers(16).reshape(1, 16)}, {"OUTPUT0": _numbers(16).reshape(1, 16)})
+ENSEMBLE = Call("ensemble_3", {"INPUT0": _numbers(16)}, {"OUTPUT0": _numbers(16) + 1 + 1 + 1})
+SUMS = {
+    strategy: Call(
+        f"accumulate_{strategy}",
+        {"INPUT0": _numbers(16).reshape(1, 16)},
+        {"OUTPUT0": STEPS * _numbers(16).reshape(1, 16)},
+    )
+    for strategy in ("direct", "oldest")
+}
 BUSY = {count: _identity(f"busy_{count}", 64) for count in (1, 2)}
 
 
@@ -67,10 +80,11 @@ class LoadJob(NamedTuple):
     call: Call
     generator: Generator
     clients: int
+    checks: bool = True  # before it is timed; else by the generator
 
     def run(self, server: Server, seconds: float) -> Figures:
         """The server's CPU is read right before and after, so that its rate covers the same requests."""
-        if self.call.outputs:
+        if self.call.outputs and self.checks:
             load.check_answers(server.ports, self.call)
         self.generator(server.ports, self.call, self.clients, seconds * WARM_UP)
         before_s = server.cpu_s()
@@ -84,6 +98,7 @@ class LoadJob(NamedTuple):
         }
 
 
+STRATEGIES = {"direct": "direct {}", "oldest": "oldest { max_candidate_sequences: 32 }"}
 LOAD_MODELS = (
     Model("add_sub", "add_sub"),
     Model("identity", "identity"),
@@ -92,6 +107,17 @@ LOAD_MODELS = (
     Model("chain_2", "chain"),
     Model("repeat", "repeat", decoupled=True),
     Model("batched", "batched", max_batch_size=64),
+    *(Model(f"increment_{number}", "increment") for number in range(3)),
+    Ensemble("ensemble_3", tuple(f"increment_{number}" for number in range(3))),
+    *(
+        Model(
+            call.model,
+            "accumulate",
+            max_batch_size=32,
+            scheduling=f"sequence_batching {{ {STRATEGIES[strategy]} {CONTROLS} }}",
+        )
+        for strategy, call in SUMS.items()
+    ),
 )
 LOADS = (
     *(LoadJob(f"add_sub-http-{clients}", ADD_SUB, load.wrk, clients) for clients in (1, 8, 32)),
@@ -107,6 +133,8 @@ LOADS = (
     LoadJob("bls-16MiB", CHAIN2, load.wrk, 1),
     LoadJob("decoupled-stream", REPEAT, load.stream, 1),
     LoadJob("batched-64", BATCHED, load.wrk, 64),
+    *(LoadJob(f"ensemble-3-{clients}", ENSEMBLE, load.wrk, clients) for clients in (1, 8, 32)),
+    *(LoadJob(f"sequences-{strategy}", call, sequences, 32, checks=False) for strategy, call in SUMS.items()),
 )
 
 
@@ -137,7 +165,16 @@ def idle_memory(contender: Contender) -> Figures:
         return {MEMORY.name: server.pss_bytes() / 1e6}
 
 
+def load_unload(contender: Contender) -> Figures:
+    """Of a trivial model, again and again: medians of so many turns."""
+    with _served(contender, (Model("add_sub", "add_sub"),), ("--model-control-mode=explicit",)) as server:
+        cycle = Cycle(server.ports.http, "add_sub")
+        answered_ms, gone_ms = cycle.medians_ms(lambda: load.check_answers(server.ports, ADD_SUB))
+    return {LOADED.name: answered_ms, UNLOADED.name: gone_ms}
+
+
 STARTS = {
+    "load-unload": load_unload,
     "start-up-1-model": lambda contender: start_up(contender, 1),
     "start-up-8-models": lambda contender: start_up(contender, 8),
     "idle-1-instance": idle_memory,
@@ -159,9 +196,11 @@ def run_once(contender: Contender, names: list[str], seconds: float) -> Iterator
 
 
 @contextmanager
-def _served(contender: Contender, models: tuple[Model, ...]) -> Iterator[Server]:
+def _served(
+    contender: Contender, models: tuple[Model | Ensemble, ...], flags: tuple[str, ...] = ()
+) -> Iterator[Server]:
     with (
         tempfile.TemporaryDirectory(prefix="benchmark-") as directory,
-        running(contender, repository.write(Path(directory), models)) as server,
+        running(contender, repository.write(Path(directory), models), flags) as server,
     ):
         yield server

@@ -82,7 +82,7 @@ class Server:
 
 
 @contextmanager
-def running(contender: Contender, repository: Path) -> Iterator[Server]:
+def running(contender: Contender, repository: Path, flags: tuple[str, ...] = ()) -> Iterator[Server]:
     ports = free_ports()
     environment = {
         **os.environ,
@@ -92,7 +92,7 @@ def running(contender: Contender, repository: Path) -> Iterator[Server]:
     }
     with tempfile.TemporaryFile() as log:
         started_ns = time.monotonic_ns()
-        command = contender.command(repository, ports)
+        command = [*contender.command(repository, ports), *flags]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         server = Server(process, ports, started_ns)
         try:
