@@ -250,8 +250,9 @@ class BrokerServer:
         self._set_timer()
 
     def _end_turn(self) -> None:
-        news, self._news = self._news, []
-        for action in self.core.dispatch(time.monotonic_ns()):
+        actions, news, self._news = self._news, [], []
+        actions += self.core.dispatch(time.monotonic_ns())
+        for action in actions:
             if type(action) is Send and type(action.message) is Execute:
                 self._send(action)
             else:
@@ -379,10 +380,7 @@ class BrokerServer:
 
     def _keep(self, action: Keep) -> None:
         assert self._cache is not None
-        self._cache.keep(action, self._kept, self._post_from_thread)
-
-    def _kept(self, event: Event) -> None:
-        self._carry_out(self.core.handle(event, time.monotonic_ns()))
+        self._cache.keep(action, self.post, self._post_from_thread)
 
     def _post_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.post, event)
