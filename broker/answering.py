@@ -32,16 +32,22 @@ class Answering:
     """``living`` are the requests that have no final answer yet, by id, wherever they are."""
 
     def __init__(
-        self, registry: Registry, roster: Roster, releases: Releases, cache: ResponseCache, epoch_ms: int
+        self,
+        registry: Registry,
+        roster: Roster,
+        releases: Releases,
+        cache: ResponseCache,
+        epoch_ms: int,
+        max_unread: int,
     ) -> None:
-        """``epoch_ms`` turns ``now`` into wall-clock milliseconds."""
+        """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``max_unread`` is for Ensembles."""
         self._roster = roster
         self._releases = releases
         self._epoch_ms = epoch_ms
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
         ids = count(-1, -1)
         self.calls = Calls(registry, ids)
-        self.ensembles = Ensembles(registry, ids, self)
+        self.ensembles = Ensembles(registry, ids, self, max_unread)
         self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show

@@ -99,7 +99,8 @@ class Core:
         self._roster = Roster()
         self._releases = Releases(settings.release_delay_ns)
         kept = cache or ResponseCache("", CacheRecord(0))
-        self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms)
+        unread = settings.max_unread_bytes
+        self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms, unread)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._limiter = RateLimiter(settings.rate_limits) if settings.rate_limits is not None else None
@@ -282,6 +283,7 @@ class Core:
         deadlines = (
             self._releases.next_deadline(),
             self._requests.next_deadline(),
+            self._answering.ensembles.next_deadline(),
             self._recovery.next_deadline(),
             self.readiness.next_deadline(),
             self._serving.next_deadline(),
@@ -295,7 +297,7 @@ class Core:
         return self._requests.next_deadline()
 
     def _deadline_passed(self, event: DeadlinePassed, now: int) -> list[Action]:
-        actions = self._requests.deadline_passed(now)
+        actions = self._answering.ensembles.deadline_passed(now) + self._requests.deadline_passed(now)
         actions += self._limits.deadline_passed(now)
         return actions + self._recovery.restart_due(now) + self.readiness.give_up(now)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker.step_slots import StepSlots
 from protocol.errors import InvalidArgument
 from protocol.messages import TensorRef
 from protocol.signature import TensorSpec
@@ -138,9 +139,11 @@ class Run:
 
     ``ended`` are the memories that nobody looks at any more; the owner of the run takes them from there."""
 
-    def __init__(self, plan: Plan, outputs: Sequence[str]) -> None:
-        """``outputs`` are the requested ones; none is all."""
+    def __init__(self, plan: Plan, outputs: Sequence[str], slots: StepSlots | None = None, id: int = 0) -> None:
+        """``outputs`` are the requested ones; none is all. ``slots`` are the ensemble's, ``id`` is for the owner."""
         self.plan = plan
+        self.id = id
+        self.slots = StepSlots(plan.max_inflight) if slots is None else slots
         self.outputs = [name for name in plan.outputs if name in outputs or not outputs]
         self.running: dict[int, Started] = {}
         self.over = False
@@ -151,7 +154,7 @@ class Run:
                 self._readers.setdefault(tensor, []).append(index)
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._iterations: dict[str, int] = {}  # so far, of what a decoupled step writes
-        self._waiting: deque[Started] = deque()  # for others of their step to end
+        self._waiting: dict[int, deque[Started]] = {}  # by step, for others of it to end
         self._last = 0
 
     # --- what happens ---------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ class Run:
         started = self.running[number]
         step = self.plan.steps[started.step]
         if final:
-            del self.running[number]
+            self.finished(number)
         fresh: dict[tuple[str, int], Value | None] = {}
         if outputs or not (final and step.part.decoupled):
             iteration = self._iteration_of(step) if step.part.decoupled else started.iteration
@@ -180,12 +183,34 @@ class Run:
     def end(self) -> None:
         """No further step is to start, be it over or failed; what still runs is of no interest."""
         self.over = True
-        for started in self._waiting:
-            self.let_go(started)
+        for line in self._waiting.values():
+            for started in line:
+                self.let_go(started)
         self._waiting.clear()
+        self.slots.forget(self)
         for kept in self._kept.values():
             self._drop(kept.value)
         self._kept.clear()
+
+    def finished(self, number: int) -> None:
+        """A step has had its final response, or never came to its model; the next one of it may run."""
+        started = self.running.pop(number, None)
+        if started is not None:
+            self.slots.free(started.step)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are steps that could run but for the limit."""
+        return bool(self._waiting)
+
+    def resume(self) -> list[Started]:
+        """Takes what may run now from those that wait."""
+        return [one for step in list(self._waiting) for one in self._under_the_limit(step)]
+
+    def force(self, step: int) -> list[Started]:
+        """One of a step that waits runs whatever the limit."""
+        self.slots.force(step, self)
+        return [self._next(step), *self.resume()]
 
     def let_go(self, started: Started) -> None:
         """The step's model does not look at its inputs any more."""
@@ -203,10 +228,10 @@ class Run:
                 if all((name, iteration) in self._kept for _, name in self.plan.steps[step].inputs):
                     ready[step, iteration] = None
         for step, iteration in ready:
-            self._waiting.append(self._start(step, iteration))
+            self._waiting.setdefault(step, deque()).append(self._start(step, iteration))
         responses = self._complete(fresh) if self.plan.decoupled else []
-        started = self._under_the_limit()
-        over = not self.running
+        started = self.resume()
+        over = not (self.running or self._waiting)
         if over and not self.plan.decoupled:
             responses = [self._response(0)]
         return Progress(started, responses, over)
@@ -234,23 +259,19 @@ class Run:
             self._use(kept.value)
         return kept.value
 
-    def _under_the_limit(self) -> list[Started]:
-        """Takes what may run now from those that wait."""
+    def _under_the_limit(self, step: int) -> list[Started]:
         started: list[Started] = []
-        held: deque[Started] = deque()
-        while self._waiting:
-            one = self._waiting.popleft()
-            if self._is_full(one.step):
-                held.append(one)
-            else:
-                self.running[one.number] = one
-                started.append(one)
-        self._waiting = held
+        while step in self._waiting and self.slots.take(step, self):
+            started.append(self._next(step))
         return started
 
-    def _is_full(self, step: int) -> bool:
-        limit = self.plan.max_inflight
-        return 0 < limit <= sum(one.step == step for one in self.running.values())
+    def _next(self, step: int) -> Started:
+        line = self._waiting[step]
+        one = line.popleft()
+        self.running[one.number] = one
+        if not line:
+            del self._waiting[step]
+        return one
 
     # --- responses ------------------------------------------------------------------------------------------------
 

@@ -12,15 +12,27 @@ from typing import Protocol
 
 from broker.calls import as_clients_see, model_shapes
 from broker.ensemble import Memory, Progress, Run, SequenceMark, Started, Value
-from broker.events import Action
+from broker.events import Action, Say, Send
 from broker.instance import Timing
 from broker.model import ModelVersion
 from broker.queue import Frames, Pending
 from broker.registry import Registry
+from broker.step_slots import StepSlots
 from protocol.errors import Cancelled, ErrorKind, InvalidArgument, ServingError, error_of
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, Request, Response, TensorRef
+from protocol.messages import (
+    CREDIT,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Credit,
+    Parameters,
+    Request,
+    Response,
+    TensorRef,
+)
 from protocol.signature import TensorSpec
 
+_WINDOW = 64  # responses that a stream may be ahead of what is known to have been read
+_PATIENCE_NS = 300 * 10**9
 ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
 
 
@@ -39,7 +51,7 @@ class Asker(Protocol):
 class Flow:
     """A request to an ensemble while anything of it is left."""
 
-    __slots__ = ("members", "own", "pending", "retained", "run", "steps", "version")
+    __slots__ = ("ahead", "members", "own", "pending", "retained", "run", "steps", "unread", "version")
 
     def __init__(self, version: ModelVersion, pending: Pending, run: Run) -> None:
         self.version = version
@@ -49,14 +61,18 @@ class Flow:
         self.own = Memory("", 0)  # what the inputs of the request lie in
         self.own.uses = 1  # until it is answered
         self.steps: dict[int, Pending] = {}  # what runs
+        self.ahead: dict[int, tuple[str, int]] = {}  # by step: the stub that streams, its responses without credit
+        self.unread = 0  # bytes of responses
         self.retained = False  # it was answered while steps still looked at its inputs
 
 
 class Ensembles:
     """Invariant: a memory is in ``_lent`` from the response that brought it until nobody uses it."""
 
-    def __init__(self, registry: Registry, ids: Iterator[int], asker: Asker) -> None:
-        """``ids`` are for requests that no gateway has made."""
+    def __init__(self, registry: Registry, ids: Iterator[int], asker: Asker, max_unread: int) -> None:
+        """``ids`` are for requests that no gateway has made. Streams of a request to an ensemble pause while its client
+        has ``max_unread`` bytes to read; 0: never."""
+        self._max_unread = max_unread
         self._registry = registry
         self._ids = ids
         self._asker = asker
@@ -66,7 +82,10 @@ class Ensembles:
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
         self._lent: dict[tuple[str, int], Memory] = {}
-        self._responses: dict[int, tuple[Flow, list[Memory]]] = {}  # unread ones, by lease
+        self._responses: dict[int, tuple[Flow, list[Memory], int]] = {}  # unread ones and their bytes, by lease
+        self._crowded: dict[
+            StepSlots, tuple[int, int, ModelVersion]
+        ] = {}  # somebody waits: since when, granted till then
         self._last_lease = 0
 
     # --- what is asked of it ----------------------------------------------------------------------------------------
@@ -75,7 +94,9 @@ class Ensembles:
         plan = version.plan
         assert plan is not None
         pending.responded_ns = now
-        run = Run(plan, pending.request.outputs)
+        if version.step_slots is None:
+            version.step_slots = StepSlots(plan.max_inflight)
+        run = Run(plan, pending.request.outputs, version.step_slots, pending.request.id)
         flow = self._flows[pending.request.id] = Flow(version, pending, run)
         self._timings[pending.request.id] = Timing(now, 0, 0, 0)
         version.flows += 1
@@ -85,7 +106,7 @@ class Ensembles:
             return self._fail(flow, _wrapped(flow, error), now)
         for member in flow.members:
             member.expected += 1
-        return self._carry_out(flow, run.begin(_inputs(version, flow)), now)
+        return self._carry_out(flow, run.begin(_inputs(version, flow)), now) + self._let_others_go(flow, now)
 
     def answered(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
@@ -96,12 +117,19 @@ class Ensembles:
         actions: list[Action] = []
         if response.final:
             flow.steps.pop(started.number, None)
+            flow.ahead.pop(started.number, None)
+        elif pending.window:
+            flow.ahead[started.number] = (origin, flow.ahead.get(started.number, ("", 0))[1] + 1)
         if not flow.run.over:
             if response.error is not None:
                 actions += self._fail(flow, _wrapped(flow, error_of(*response.error)), now)
             else:
                 outputs = _outputs(version, response, memory, frames)
                 actions += self._go_on(flow, started, outputs, response.final, now)
+        if response.final:
+            flow.run.finished(started.number)
+            actions += self._let_others_go(flow, now)
+        actions += self._give_credit(flow)
         if response.final and not response.retained:
             actions += self.let_go(pending, now)
         if memory is not None:
@@ -116,10 +144,11 @@ class Ensembles:
 
     def read(self, lease: int, now: int) -> list[Action]:
         """Somebody has read a response of an ensemble."""
-        flow, memories = self._responses.pop(lease)
+        flow, memories, nbytes = self._responses.pop(lease)
+        flow.unread -= nbytes
         for memory in memories:
             flow.run.drop(memory)
-        return self._end_leases(flow, now)
+        return self._give_credit(flow) + self._end_leases(flow, now)
 
     def cancel(self, request: int) -> list[int]:
         """Its client is gone; returns the steps that are to be cancelled for it."""
@@ -188,16 +217,20 @@ class Ensembles:
             actions += self._respond(flow, values, final, now)
         if progress.started and flow.pending.unwanted:
             return actions + self._give_up(flow, progress.started, Cancelled(""), now)
-        for position, started in enumerate(progress.started):
+        return actions + self._open_all(flow, progress.started, now)
+
+    def _open_all(self, flow: Flow, started: list[Started], now: int) -> list[Action]:
+        for position, one in enumerate(started):
             try:
-                self._open(flow, started, now)
+                self._open(flow, one, now)
             except ServingError as error:
-                return actions + self._give_up(flow, progress.started[position:], _wrapped(flow, error), now)
-        return actions
+                return self._give_up(flow, started[position:], _wrapped(flow, error), now)
+        return []
 
     def _give_up(self, flow: Flow, never: list[Started], error: ServingError, now: int) -> list[Action]:
         """It fails before these steps have come to their models."""
         for started in never:
+            flow.run.finished(started.number)
             flow.run.let_go(started)
         return self._fail(flow, error, now)
 
@@ -211,6 +244,8 @@ class Ensembles:
         request = request._replace(inputs=inputs)
         pending = Pending(request, frames, None, version.batch_size(request), now)
         pending.whole = flow.pending
+        if version.config.decoupled and version.plan is None:
+            pending.window = flow.run.plan.max_inflight or (_WINDOW if self._max_unread else 0)
         flow.steps[started.number] = pending
         self._steps[request.id] = (flow, started)
         self._opened.append((version, pending))
@@ -233,6 +268,58 @@ class Ensembles:
             flags=flags,
         )
 
+    # --- the pace ---------------------------------------------------------------------------------------------------
+
+    def _let_others_go(self, flow: Flow, now: int) -> list[Action]:
+        """Requests to the same ensemble that have waited for a step to end."""
+        slots = flow.run.slots
+        actions: list[Action] = []
+        if not slots.limit:
+            return actions
+        for step, _ in slots.first():
+            while (run := slots.next(step)) is not None:
+                assert isinstance(run, Run)
+                other = self._flows[run.id]
+                actions += self._open_all(other, run.resume(), now) + self._give_credit(other)
+        self._watch(flow.version, slots, now)
+        return actions
+
+    def _watch(self, version: ModelVersion, slots: StepSlots, now: int) -> None:
+        if not slots.first():
+            self._crowded.pop(slots, None)
+        elif self._crowded.get(slots, (0, -1))[1] != slots.granted:
+            self._crowded[slots] = (now, slots.granted, version)
+
+    def _give_credit(self, flow: Flow) -> list[Action]:
+        """To what streams for it, unless that has to wait for the steps that follow, or for the client."""
+        if not flow.ahead or flow.run.waits:
+            return []
+        if 0 < self._max_unread <= flow.unread and flow.pending.sink is not None:
+            return []
+        actions: list[Action] = []
+        for number, (key, responses) in list(flow.ahead.items()):
+            step = flow.steps.get(number)
+            if step is not None and 2 * responses >= step.window:
+                del flow.ahead[number]
+                actions.append(Send(key, Credit(CREDIT, step.request.id, responses)))
+        return actions
+
+    def next_deadline(self) -> int | None:
+        return min((since + _PATIENCE_NS for since, _, _ in self._crowded.values()), default=None)
+
+    def deadline_passed(self, now: int) -> list[Action]:
+        """Steps that have waited for very long run all the same: what they wait for may be waiting for them."""
+        actions: list[Action] = []
+        for slots, (since, _, version) in list(self._crowded.items()):
+            if since + _PATIENCE_NS <= now:
+                for step, run in slots.first():
+                    assert isinstance(run, Run)
+                    actions.append(_forced(version, step, slots))
+                    flow = self._flows[run.id]
+                    actions += self._open_all(flow, run.force(step), now) + self._give_credit(flow)
+                self._watch(version, slots, now)
+        return actions
+
     # --- responses --------------------------------------------------------------------------------------------------
 
     def _respond(self, flow: Flow, values: dict[str, Value], final: bool, now: int) -> list[Action]:
@@ -242,7 +329,7 @@ class Ensembles:
         batching = version.config.max_batch_size > 0
         outputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
         memories = [value.memory for value in values.values() if value.memory is not None]
-        lease = self._new_lease(flow, memories) if memories else 0
+        lease = self._new_lease(flow, memories, outputs) if memories else 0
         parameters = _parameters(_mark(pending.request, values.values())) if values else {}
         if final:
             self._over(flow)
@@ -285,9 +372,11 @@ class Ensembles:
         memory.uses = 1  # of who brings it
         return memory
 
-    def _new_lease(self, flow: Flow, memories: list[Memory]) -> int:
+    def _new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef]) -> int:
         self._last_lease += 1
-        self._responses[self._last_lease] = (flow, memories)
+        nbytes = sum(tensor.place.nbytes for tensor in outputs if not isinstance(tensor.place, int))
+        flow.unread += nbytes
+        self._responses[self._last_lease] = (flow, memories, nbytes)
         return self._last_lease
 
     def _end_leases(self, flow: Flow, now: int) -> list[Action]:
@@ -308,9 +397,16 @@ class Ensembles:
             assert flow.pending.request.id == id and not flow.run.over
             assert flow.own.uses > 0 and not flow.run.ended
             flow.run.check()
+            flow.run.slots.check()
         assert all(memory.uses > 0 for memory in self._lent.values())
         for flow, _ in self._steps.values():
             assert flow.run.over or flow.pending.request.id in self._flows
+
+
+def _forced(version: ModelVersion, step: int, slots: StepSlots) -> Say:
+    waited = f"(inflight: {slots.running(step)} >= limit: {slots.limit}) for {_PATIENCE_NS // 10**9} seconds"
+    text = f"Ensemble '{version.name}' unable to schedule step {step} {waited}. Proceeding to avoid deadlock."
+    return Say("error", text, {"model": version.name})
 
 
 def _inputs(version: ModelVersion, flow: Flow) -> dict[str, Value | None]:

@@ -50,6 +50,7 @@ class Pending:
         "sink",
         "unwanted",
         "whole",
+        "window",
     )
 
     def __init__(
@@ -66,6 +67,7 @@ class Pending:
         self.sink = sink  # None if it has a caller, or is a step
         self.caller = caller
         self.whole: Pending | None = None  # the request to an ensemble that it is a step of
+        self.window = 0  # responses that it may be ahead of Credit, as a step; 0: any number
         self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch
         self.arrived_ns = arrived_ns
         self.requeued = False  # it was behind a request whose instance died

@@ -369,6 +369,9 @@ class Requests:
         if idle:
             instance.began_ns = now
             self.limit(version, instance, now)
+        if version.config.decoupled:
+            paced = [(one.request.id, one.window) for pendings in batches for one in pendings if one.window]
+            return self._send(instance, sent, frames, paced)
         return self._send(instance, sent, frames)
 
     def limit(self, version: ModelVersion, instance: Instance, now: int) -> None:
@@ -419,8 +422,10 @@ class Requests:
         """To stubs that have got no work to tell it with."""
         return [self._send(instance, [], ()) for instance in self._releases.due(now)]
 
-    def _send(self, instance: Instance, batches: list[Batch], frames: Frames) -> Send:
-        message = Execute(EXECUTE, batches, self._releases.take(instance))
+    def _send(
+        self, instance: Instance, batches: list[Batch], frames: Frames, paced: Sequence[tuple[int, int]] = ()
+    ) -> Send:
+        message = Execute(EXECUTE, batches, self._releases.take(instance), list(paced))
         return Send(instance.key, message, frames, instance.shared)
 
 

@@ -45,10 +45,12 @@ def source(name: str, inputs: tuple[str, ...] = ("X",), output: str = "X", **fie
     return VersionSource(name, 1, f"/repo/{name}", from_message(message))
 
 
-def sources() -> list[VersionSource]:
+def sources(max_inflight: int = 0) -> list[VersionSource]:
     models = [source(name, ("X", "Z") if name == "j" else ("X",), backend="python") for name in "mnj"]
     stream = source("d", backend="python", model_transaction_policy={"decoupled": True})
-    return [*models, stream, *(source(name, output="Y", platform="ensemble") for name in STEPS)]
+    limit = {"max_inflight_requests": max_inflight}
+    ensembles = [source(name, output="Y", platform="ensemble", ensemble_scheduling=limit) for name in STEPS]
+    return [*models, stream, *ensembles]
 
 
 class Sink:
@@ -74,11 +76,12 @@ class Sink:
 
 class EnsemblesMachine(RuleBasedStateMachine):
     make_bench: Callable[[], Any]
+    max_inflight = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.bench = type(self).make_bench()
-        self.bench.tell(LoadModels(sources()))
+        self.bench.tell(LoadModels(sources(self.max_inflight)))
         self.bench.bring_up()
         self.bench.turn()
         assert {one.name for one in self.bench.core.registry.serving()} == {"m", "n", "j", "d", *STEPS}
@@ -225,6 +228,9 @@ class EnsemblesMachine(RuleBasedStateMachine):
         assert self.bench.core.in_flight() == {}
         assert not self.bench.core._answering.ensembles._lent
         assert not self.bench.core._answering.ensembles._steps
+        assert not self.bench.core._answering.ensembles._crowded
+        for slots in [one.step_slots for one in self.bench.core.registry if one.step_slots is not None]:
+            assert not slots.first() and not any(slots.running(step) for step in range(3))
         assert all(one.expected == 0 == one.flows for one in self.bench.core.registry)
         for key, lent in self.leases.items():
             if key in self.bench.alive:
@@ -235,11 +241,16 @@ class EnsemblesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_no_request_is_lost_and_every_lease_ends_once(make_bench):
-    EnsemblesMachine.make_bench = staticmethod(make_bench)
+@pytest.mark.parametrize(("max_inflight", "max_unread", "examples"), [(0, 0, 150), (1, 16, 60), (2, 0, 40)])
+def test_no_request_is_lost_and_every_lease_ends_once(make_bench, max_inflight, max_unread, examples):
+    class Machine(EnsemblesMachine):
+        pass
+
+    Machine.make_bench = staticmethod(lambda: make_bench(max_unread_bytes=max_unread))
+    Machine.max_inflight = max_inflight
     run_state_machine_as_test(
-        EnsemblesMachine,
+        Machine,
         settings=settings(
-            max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
