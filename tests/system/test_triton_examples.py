@@ -133,6 +133,39 @@ def test_preprocessing_passes_with_its_own_client_and_an_onnx_model(examples: Pa
             assert f"Result is class: {labels.read_text().splitlines()[number * 7]}" in printed
 
 
+HUB = """
+import numpy, torch
+dependencies = ["torch"]
+def nvidia_convnets_processing_utils():
+    class Utils:
+        def prepare_input_from_uri(self, uri):
+            return torch.ones(1, 3, 224, 224)
+    return Utils()
+"""
+
+
+def test_instance_kind_passes_on_a_cpu(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What model and client would fetch from the network lies in torch's cache: random weights, and a picture."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    import torch
+    import torchvision
+
+    hub = tmp_path / "hub"
+    (hub / "NVIDIA_DeepLearningExamples_torchhub").mkdir(parents=True)
+    (hub / "NVIDIA_DeepLearningExamples_torchhub" / "hubconf.py").write_text(HUB)
+    (hub / "trusted_list").write_text("NVIDIA_DeepLearningExamples\n")
+    (hub / "checkpoints").mkdir()
+    weights = torchvision.models.ResNet50_Weights.IMAGENET1K_V2
+    torch.save(torchvision.models.resnet50().state_dict(), hub / "checkpoints" / weights.url.rpartition("/")[2])
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = examples / "instance_kind"
+    install(examples, tmp_path / "models", {"resnet50": ("instance_kind", "")})
+    with serving(tmp_path / "models", tmp_path / "log"):
+        printed = run_client(tmp_path, folder / "client.py", "--label_file", str(folder / "resnet50_labels.txt"))
+    assert "PASS: ResNet50 instance kind" in printed
+
+
 def write_classifier(path: Path) -> None:
     """The means of the three channels are the scores of the classes 0, 7 and 14."""
     import onnx
