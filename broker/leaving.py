@@ -12,7 +12,7 @@ from broker.settings import BrokerSettings
 
 
 class Leaving:
-    """Invariant: a READY version with instances in ``leaving`` is in here."""
+    """Invariant: a READY version with instances in ``leaving`` is in here, or when its update is over."""
 
     def __init__(self, settings: BrokerSettings, lends: Callable[[Iterable[Instance]], bool]) -> None:
         """``lends`` tells whether other models still look at outputs of the instances."""

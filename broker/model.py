@@ -232,7 +232,7 @@ class ModelVersion:
             self.sequences.check()
         for instance in self.every_instance():
             instance.check()
-        assert not self.joining or (self.update is not None and not self.update.is_up)
+        assert not self.joining or self.update is not None
         assert self.state is not VersionState.READY or self.signature is not None
 
 

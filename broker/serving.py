@@ -181,6 +181,7 @@ class Serving:
         """Raises AssertionError if an invariant is broken; ``is_open`` until the server stops."""
         for one in self._registry:
             assert not is_open or one.state is not VersionState.UNLOADING or one in self._draining
-            assert not (one.leaving and one.state is VersionState.READY) or one in self._leaving
+            stays = one.state is VersionState.READY and one.update is None
+            assert not (one.leaving and stays) or one in self._leaving
         for model, generation in self._serving.items():
             assert not is_open or generation.serves(), model

@@ -306,7 +306,7 @@ class Startup:
         cause = f"failed to load '{version.name}' version {version.version}: {error.status_text()}"
         actions: list[Action] = [Say("error", cause, {})]
         if version.update is not None:
-            version.update.error = error
+            version.update.error, version.update.is_up = error, False
             return [*actions, *_stop_joining(version), *self._end(version, now)]
         if version.state is not VersionState.LOADING:
             return []
@@ -333,7 +333,7 @@ class Startup:
 
 def _stop_joining(version: ModelVersion) -> list[Action]:
     """What was to join a version that serves is not wanted."""
-    actions = [action for instance in version.joining for action in end_process(instance, finish=False)]
+    actions = [action for instance in version.joining for action in end_process(instance, finish=True)]
     version.leaving += version.joining
     version.joining = []
     return actions

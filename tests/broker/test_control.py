@@ -43,12 +43,13 @@ class Asked:
         return None if error is None else str(error)
 
 
-def source(name: str = "m", version: int = 1, fingerprint: str = "a", **fields) -> VersionSource:
+def source(model: str = "m", version: int = 1, fingerprint: str = "a", **fields) -> VersionSource:
+    name = model.rpartition("::")[2]
     message = ModelConfigMessage(name=name, backend="python")
     message.instance_group.add(count=fields.pop("instances", 1), name=name)
     for io in (message.input.add(), message.output.add()):
         io.name, io.data_type, io.dims[:] = "X", 11, [4]
-    return VersionSource(name, version, f"/repo/{name}", from_message(message), fingerprint=fingerprint, **fields)
+    return VersionSource(model, version, f"/repo/{model}", from_message(message), fingerprint=fingerprint, **fields)
 
 
 class ControlBench(Bench):

@@ -1,4 +1,5 @@
-"""Loads, unloads, deaths, failures, requests and the stop in any order: everybody gets an answer, nothing is left."""
+"""Loads, unloads, updates of instances, polls, deaths, failures, requests and the stop in any order, with and without
+namespaces: everybody gets an answer, nothing is left."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from broker.events import Override, StopServing
-from protocol.errors import InternalError
+from broker.events import Override, Reload, Removed, StopServing
+from protocol.errors import InternalError, NotFound
 from protocol.messages import Load
 from tests.broker.test_control import Asked, ControlBench, source
 
@@ -26,9 +27,19 @@ class ControlMachine(RuleBasedStateMachine):
         self.private: set[str] = set()
         self.asks: Counter[str] = Counter()  # by the key of the stub that waits
 
-    @initialize(auto_complete=st.booleans(), load_concurrency=st.integers(1, 2))
-    def choose(self, auto_complete: bool, load_concurrency: int) -> None:
-        self.bench = ControlBench(load_concurrency=load_concurrency, auto_complete=auto_complete)
+    @initialize(
+        auto_complete=st.booleans(),
+        load_concurrency=st.integers(1, 2),
+        load_retries=st.integers(0, 1),
+        namespaces=st.sampled_from([(), ("r", "s")]),
+    )
+    def choose(self, **settings: object) -> None:
+        self.bench = ControlBench(**settings)
+        self.namespaces = settings["namespaces"]
+
+    def models(self, name: str) -> list[str]:
+        """All that bear the name, if there are namespaces."""
+        return [f"{namespace}::{name}" for namespace in self.namespaces] or [name]
 
     @rule(model=MODELS, override=st.booleans())
     def load(self, model: str, override: bool) -> None:
@@ -37,6 +48,15 @@ class ControlMachine(RuleBasedStateMachine):
     @rule(model=MODELS)
     def unload(self, model: str) -> None:
         self.asked.append(self.bench.unload(model))
+
+    @rule(data=st.data(), name=MODELS, gone=st.booleans())
+    def poll(self, data, name: str, gone: bool) -> None:
+        model = data.draw(st.sampled_from(self.models(name)))
+        if gone:
+            self.bench.tell(Removed(model))
+            self.bench.turn()
+        else:
+            self.poll_of(model)
 
     @rule(data=st.data(), operation=st.sampled_from(["load", "unload", "is_ready"]), model=MODELS)
     def a_model_asks(self, data, operation: str, model: str) -> None:
@@ -50,15 +70,17 @@ class ControlMachine(RuleBasedStateMachine):
         data=st.data(),
         versions=st.sets(st.integers(1, 3), min_size=1),
         fingerprint=st.sampled_from(["a", "b"]),
-        instances=st.integers(1, 2),
+        files=st.sampled_from(["", "x", "x", "x", "y"]),
+        instances=st.integers(1, 3),
         fails=st.integers(0, 4),
     )
-    def found(self, data, versions: set[int], fingerprint: str, instances: int, fails: int) -> None:
+    def found(self, data, versions: set[int], fingerprint: str, files: str, instances: int, fails: int) -> None:
         if not self.bench.polls:
             return
         poll = self.bench.polls[0]
         if fails == 0:
-            self.bench.found(error=InternalError("failed to poll"))
+            missing = bool(self.namespaces) and data.draw(st.booleans())
+            self.bench.found(error=NotFound("") if missing else InternalError("failed to poll"))
             return
         directory = ""
         if poll.override is not None:
@@ -66,10 +88,28 @@ class ControlMachine(RuleBasedStateMachine):
             self.private.add(directory)
         self.bench.found(
             *(
-                source(poll.model, version, fingerprint, instances=instances, private_directory=directory)
+                source(poll.model, version, fingerprint, files=files, instances=instances, private_directory=directory)
                 for version in sorted(versions)
             )
         )
+
+    @rule(name=MODELS, instances=st.integers(1, 3), comes_up=st.booleans())
+    def load_at_once(self, name: str, instances: int, comes_up: bool) -> None:
+        """So that more than half of a load is seen: the same code with other instances, most often."""
+        self.poll_of(self.models(name)[0])
+        while self.bench.polls:
+            poll = self.bench.polls[0]
+            if poll.override is not None:
+                return
+            self.bench.found(source(poll.model, 1, f"f{poll.number}", files="x", instances=instances))
+        for key in self.coming() if comes_up else ():
+            if key in self.bench.alive:
+                self.bring_up(key)
+
+    def poll_of(self, model: str) -> None:
+        self.asked.append(Asked())
+        self.bench.tell(Reload(model, self.asked[-1]))
+        self.bench.turn()
 
     @rule(data=st.data(), fails=st.integers(0, 5))
     def come_up(self, data, fails: int) -> None:
