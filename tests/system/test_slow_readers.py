@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.system.conftest import MiB, Repository, Server, Start, eventually
-from tests.system.grpc_stream import DECOUPLED
+from tests.system.ensemble_models import add_ensemble, step
+from tests.system.grpc_stream import DECOUPLED, streaming
 
 # IN is how many responses of 64 KiB to send.
 FAST = """
@@ -45,7 +47,7 @@ def read(connection: socket.socket, count: int) -> None:
 
 
 def test_a_model_does_not_run_far_ahead_of_a_client_that_does_not_read(
-    repository: Repository, start: Start, flag
+    repository: Repository, start: Start, flag: Callable[[str], Path]
 ) -> None:
     sent = flag("sent")
     repository.add("fast", FAST.format(path=str(sent)), config=DECOUPLED.replace("count: %d", "count: 1"))
@@ -60,7 +62,7 @@ def test_a_model_does_not_run_far_ahead_of_a_client_that_does_not_read(
     assert sent.stat().st_size == 400
 
 
-def test_a_client_that_goes_wakes_the_model(repository: Repository, start: Start, flag) -> None:
+def test_a_client_that_goes_wakes_the_model(repository: Repository, start: Start, flag: Callable[[str], Path]) -> None:
     sent = flag("sent")
     repository.add("fast", FAST.format(path=str(sent)), config=DECOUPLED.replace("count: %d", "count: 1"))
     server = start("--max-unread-bytes=1048576")
@@ -83,3 +85,50 @@ def _unchanged(path: Path) -> int:
             return 0
         time.sleep(0.02)
     return size
+
+
+GATED = """
+def execute(self, requests):
+    wait_for({path!r})
+    return [respond(request, values(request)) for request in requests]
+"""
+
+
+def pipeline(repository: Repository, flag: Callable[[str], Path]) -> Path:
+    """ "pipe" streams from "fast" through "gated", which does nothing before the file "go" is there."""
+    repository.add("fast", FAST.format(path=str(flag("sent"))), config=DECOUPLED.replace("count: %d", "count: 1"))
+    repository.add("gated", GATED.format(path=str(flag("go"))))
+    steps = (step("fast", {"IN": "IN"}, {"OUT": "t"}), step("gated", {"IN": "t"}, {"OUT": "OUT"}))
+    add_ensemble(repository, "pipe", *steps, settings="max_inflight_requests: 3")
+    return flag("sent")
+
+
+def test_a_model_that_streams_into_an_ensemble_waits_for_the_step_behind_it(
+    repository: Repository, start: Start, flag: Callable[[str], Path]
+) -> None:
+    sent = pipeline(repository, flag)
+    server = start()
+    with streaming(server) as stream:
+        stream.send("pipe", [40])
+        eventually(lambda: sent.exists() and _unchanged(sent))
+        assert sent.stat().st_size <= 6, "three run, three wait"
+        assert server.pending("gated") <= 2
+        flag("go").touch()
+        answers = [one for one in stream.until_final() if one.data is not None]
+    assert [answer.data[0] for answer in answers if answer.data] == list(range(40))
+
+
+def test_a_client_that_goes_wakes_what_streams_for_it(
+    repository: Repository, start: Start, flag: Callable[[str], Path]
+) -> None:
+    sent = pipeline(repository, flag)
+    server = start()
+    with streaming(server) as stream:
+        stream.send("pipe", [10_000])
+        eventually(lambda: sent.exists() and _unchanged(sent))
+        stream.client.stop_stream(cancel_requests=True)
+    eventually(lambda: server.failures("fast") or server.metric("nv_inference_request_success", "fast"))
+    flag("go").touch()
+    with streaming(server) as stream:
+        stream.send("pipe", [5])
+        assert sum(one.data is not None for one in stream.until_final()) == 5
