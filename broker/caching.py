@@ -120,7 +120,9 @@ class Caching:
             return None
         if self._cache.knows(miss.key):  # a like request has been quicker
             return None
-        tensors = [(tensor, _nbytes(tensor, frames)) for tensor in response.outputs]
+        tensors = _sized(response, frames)
+        if tensors is None:
+            return None
         # Those of an ensemble speak of the one request.
         parameters = response.parameters if version.plan is None else {}
         try:
@@ -176,8 +178,18 @@ class Caching:
         assert self._cache.record.hits + self._cache.record.misses >= len(self._missed)
 
 
-def _nbytes(tensor: TensorRef, frames: Frames) -> int:
-    return tensor.place.nbytes if isinstance(tensor.place, Handle) else len(frames[tensor.place])
+def _sized(response: Response, frames: Frames) -> list[tuple[TensorRef, int]] | None:
+    """The outputs with their sizes, which a stub may have wrong; None if nobody will be able to read them."""
+    sized: list[tuple[TensorRef, int]] = []
+    for tensor in response.outputs:
+        place = tensor.place
+        if isinstance(place, Handle):
+            sized.append((tensor, place.nbytes))
+        elif 0 <= place < len(frames):
+            sized.append((tensor, len(frames[place])))
+        else:
+            return None
+    return sized if all(nbytes >= 0 for _, nbytes in sized) else None
 
 
 def _asked_of(version: ModelVersion, pending: Pending) -> list[str]:

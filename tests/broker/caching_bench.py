@@ -16,9 +16,12 @@ CHAIN = [("m", {"X": "X"}, {"X": "t"}), ("n", {"X": "t"}, {"X": "Y"})]
 
 
 def source(
-    name: str, steps: list = (), cached: bool = True, fingerprint: str = "a", instances: int = 1
+    name: str, steps: list = (), cached: bool = True, fingerprint: str = "a", instances: int = 1, ordered: bool = False
 ) -> VersionSource:
     message = ModelConfigMessage(name=name)
+    if ordered:
+        message.max_batch_size = 1
+        message.dynamic_batching.preserve_ordering = True
     message.response_cache.enable = cached
     for io, io_name in ((message.input.add(), "X"), (message.output.add(), "Y" if steps else "X")):
         io.name, io.data_type, io.dims[:] = io_name, 11, [4]

@@ -288,3 +288,27 @@ def test_what_a_replaced_load_has_in_flight_is_not_hidden_by_its_successor(bench
     bench.serve(source("m", fingerprint="b"))
     bench.ask("b")
     assert bench.core.in_flight() == {"'m' (version 1)": 2}
+
+
+@pytest.mark.parametrize("place", [Handle("m's", 128, -5), 3, -1])
+def test_outputs_that_are_nowhere_are_not_kept(bench, place):
+    request = bench.ask("a")
+    batch = bench.take_batch(bench.only())
+    response = Response(request, [TensorRef("X", "FP32", (4,), place)], 5)
+    bench.results(bench.only(), executed=[Executed(batch.id, 1, 2, 3, False, [response])])
+    assert bench.response(request) == response
+    assert not bench.keeps
+
+
+def test_what_is_found_waits_for_those_before_it_where_the_order_matters():
+    bench = CachingBench()
+    bench.serve(source("m", ordered=True))
+    bench.ask("a")
+    bench.answered()
+    slow, found, other = (bench.ask(content) for content in "bac")
+    assert bench.response(found) is None
+    bench.answered()
+    assert bench.response(slow) is not None and bench.response(found) is not None
+    assert bench.response(other) is None
+    bench.answered()
+    assert bench.response(other) is not None
