@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from tests.system.conftest import eventually
+from tests.system.conftest import Answer, Server, eventually, together
+from tests.system.ensemble_models import add_ensemble, step, tensors
 
 CONFIG = """
 backend: "python"
@@ -62,3 +64,75 @@ def test_requests_of_equal_shape_share_an_execution_and_others_too_if_ragged(sta
         assert {answer.result(60) for answer in answers} == groups
     (stats,) = server.get("/v2/models/m/stats").json["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (5, len(groups))
+
+
+BATCH = """
+backend: "python"
+max_batch_size: 8
+input [{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }]
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }
+batch_input [{
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "COUNTS" data_type: TYPE_FP32 source_input: "IN"
+}]
+"""
+
+# Refuses what is below 0, and what comes with more inputs than one.
+PICKY = """
+def execute(self, requests):
+    def answer(request):
+        if values(request)[0, 0] < 0 or len(request.inputs()) > 1:
+            bad = pb_utils.TritonError("bad", pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(output_tensors=[], error=bad)
+        return respond(request, values(request))
+    return [answer(request) for request in requests]
+"""
+
+PARENT = """
+def execute(self, requests):
+    (request,) = requests
+    tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+    call = pb_utils.InferenceRequest(model_name="picky", inputs=[tensor], requested_output_names=["OUT"])
+    answer = call.exec()
+    if answer.has_error():
+        return [pb_utils.InferenceResponse(output_tensors=[], error=answer.error())]
+    return [respond(request, answer.output_tensors()[0].as_numpy())]
+"""
+
+
+def test_one_bad_request_of_a_batch_fails_alone_through_other_models_too(start, repository):
+    """Why the batch was closed is in the log and among the metrics. What is made of batch_input for other backends is
+    not for Python models."""
+    repository.add("picky", PICKY, config=BATCH)
+    one = BATCH[: BATCH.index("dynamic_batching")]
+    repository.add("parent", PARENT, config=one + "instance_group [{ kind: KIND_CPU count: 4 }]")
+    io = tensors("input", "IN", dims="1") + tensors("output", "OUT", dims="1")
+    add_ensemble(repository, "whole", step("picky", {"IN": "IN"}, {"OUT": "OUT"}), io=io, max_batch_size=8)
+    server = start("--log-verbose=1", "--model-control-mode=explicit", "--load-model=*")
+    for batches, front in enumerate(("picky", "parent", "whole"), 1):
+        jobs = [lambda value=value, front=front: infer(server, front, value) for value in (1, -1, 2, 3)]
+        first, bad, *others = together(4, jobs)
+        assert [answer.data for answer in (first, *others)] == [[1], [2], [3]]
+        assert (bad.status, bad.error.split(", ")[-1]) == (400, "bad")
+        (row,) = server.get("/v2/models/picky/stats").json["model_stats"]
+        assert [(one["batch_size"], one["compute_infer"]["count"]) for one in row["batch_stats"]] == [(4, batches)]
+        assert (row["inference_count"], row["execution_count"]) == (3 * batches, batches)
+        assert server.failures("picky") == {"BACKEND": batches}
+    closed = server.lines('"batch closed"', "model=picky", "requests=4 batch_size=4", "why=preferred_size", "left=0")
+    assert len(closed) == 3
+    assert server.metric("tensorbus_batch_closed_total", "picky", reason="preferred_size") == 3
+    assert server.call("POST", "/v2/repository/models/picky/unload").status == 200
+    eventually(lambda: not any("batch_closed" in line and "picky" in line for line in server.exposition()))
+
+
+def infer(server: Server, model: str, value: float) -> Answer:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [value]}
+    return server.call("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode())
+
+
+def test_the_first_batch_waits_for_so_many_requests_if_the_environment_says_so(start, repository):
+    repository.add("m", CODE, config=CONFIG.replace("1000000", "0") % "")
+    server = start(environ={"TRITONSERVER_DELAY_SCHEDULER": "4"})
+    jobs = [lambda number=number: send(server.http, number, (1, 3)) for number in range(4)]
+    assert together(4, jobs) == [(4, 4)] * 4
+    assert send(server.http, 9, (2, 3)) == (1, 2)
