@@ -83,6 +83,6 @@ class Cloud:
                 return
 
     def forget(self, unloaded: Collection[str]) -> None:
-        """Gives the disk of models back that stay unloaded from one call to the next."""
+        """Gives the disk of models back that stay unloaded from one call to the next; they go by their directories."""
         for mirror in self._mirrors:
-            mirror.forget(unloaded)
+            mirror.forget({os.path.basename(path) for path in unloaded if os.path.dirname(path) == mirror.path})

@@ -67,7 +67,7 @@ class Repositories:
 
     def _scan(self, only: Collection[str] | None) -> tuple[repository.Scan, set[str]]:
         """What is found, and which models of it were not asked for by name."""
-        self._cloud.look(only)
+        self._look_at(only)
         if only is not None:
             self._cloud.look_at_names()
         known = places.names(self._paths, self._namespaces).keys()
@@ -76,9 +76,15 @@ class Repositories:
         along: set[str] = set()
         while more := (self._of_ensembles(found) & known) - along - named if named is not None else set():
             along |= more
-            self._cloud.look(more)
+            self._look_at(more)
             found += self._read_all(more)
         return found, along
+
+    def _look_at(self, models: Collection[str] | None) -> None:
+        """Raises ServingError."""
+        if models is not None and self._namespaces:
+            models = {model.rpartition("::")[2] for model in models}
+        self._cloud.look(models)
 
     def _read_all(self, only: Collection[str] | None) -> repository.Scan:
         return repository.scan(
@@ -145,7 +151,7 @@ class Repositories:
             if private and override is not None:
                 path = model_files.write(override.files, override.config, os.path.join(private, model))
             else:
-                self._cloud.look([model])
+                self._look_at([model])
                 path = places.locate(model, self._paths, self._namespaces)
                 self._cloud.localise(path)
         except (OSError, ValueError) as error:
@@ -165,9 +171,12 @@ class Repositories:
     async def trim(self, registry: Registry) -> None:
         """Gives back what copies of models in object stores take that are loaded no longer."""
         if self._cloud.holds_copies:
-            rows = list(registry)
-            needed = {row.name for row in rows if (row.state, row.reason) != (VersionState.UNAVAILABLE, UNLOADED)}
-            await asyncio.to_thread(self._cloud.forget, {row.name for row in rows} - needed)
+            unloaded: set[str] = set()
+            needed: set[str] = set()
+            for row in registry:
+                is_unloaded = (row.state, row.reason) == (VersionState.UNAVAILABLE, UNLOADED)
+                (unloaded if is_unloaded else needed).add(row.source.directory)
+            await asyncio.to_thread(self._cloud.forget, unloaded - needed)
 
     async def discard(self, directory: str) -> None:
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)

@@ -135,6 +135,28 @@ def test_models_are_loaded_from_a_bucket_and_again_when_an_object_has_changed(
     assert "secret-of-test" not in server.text()
 
 
+def test_in_poll_mode_what_changes_in_the_bucket_is_loaded_and_unloaded(
+    bucket: Bucket, repository: Repository, start: Start
+) -> None:
+    bucket.add("m", TIMES % 2)
+    repository.add("m", TIMES % 7)
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1", "--model-namespacing=true")
+    server = start(f"--model-repository={bucket.url}", *flags, environ=ENVIRON)
+
+    def answer(model: str) -> list[float] | None:
+        given = server.post(model, [1.0])
+        return given.data if given.status == 200 else None
+
+    bucket.add("new", TIMES % 3)
+    eventually(lambda: answer("new") == [3.0], what="the new model is loaded")
+    bucket.change("new", TIMES % 5)
+    eventually(lambda: answer("new") == [5.0], what="the changed model is loaded")
+    bucket.remove("new")
+    eventually(lambda: answer("new") is None, what="the removed model is unloaded")
+    assert len(server.lines("fetched model 'm'")) == 1
+    assert sorted(copies(server)) == ["m"]
+
+
 def test_a_repository_without_access_is_refused_at_the_start(
     bucket: Bucket, endpoint: str, start: Start, tmp_path: Path
 ) -> None:
