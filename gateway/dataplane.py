@@ -59,12 +59,12 @@ class ServerMetadata(NamedTuple):
 class _ReplySink:
     """Of a submitted request: turns Responses into Replies and ends the input lease."""
 
-    __slots__ = ("admitted", "blocks", "classes", "id", "on_reply", "plane", "request_id", "reshaped", "signature")
+    __slots__ = ("admitted", "blocks", "classes", "dataplane", "id", "on_reply", "request_id", "reshaped", "signature")
 
     def __init__(
-        self, plane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, on_reply: OnReply
+        self, dataplane: DataPlane, id: int, blocks: list[Block], checker: Checker, call: InferCall, on_reply: OnReply
     ) -> None:
-        self.plane = plane
+        self.dataplane = dataplane
         self.id = id
         self.admitted = call.admitted
         self.blocks = blocks
@@ -76,15 +76,15 @@ class _ReplySink:
 
     def on_response(self, response: Response, origin: str, frames: Frames) -> None:
         """The client first: what is over can be put away while the answer travels."""
-        plane = self.plane
+        dataplane = self.dataplane
         try:
             if self.on_reply is not None:
                 self.on_reply(self._reply(response, origin, frames))
             elif response.lease:
-                plane.bus.release(origin, response.lease)
+                dataplane.bus.release(origin, response.lease)
         finally:
             if response.final:
-                plane.pending.pop(self.id, None)
+                dataplane.pending.pop(self.id, None)
                 if not response.retained:
                     self.on_inputs_released()
 
@@ -108,20 +108,20 @@ class _ReplySink:
             error,
             response.final,
             response.flag_only,
-            self.plane.bus,
+            self.dataplane.bus,
             origin,
             response.lease,
         )
 
     def _outputs(self, tensors: list[TensorRef], frames: Frames) -> list[OutputTensor]:
         """Raises BadHandle, BadSegment or IndexError for what cannot be read, InvalidArgument for what has no order."""
-        plane = self.plane
-        view = plane.reader.view
+        dataplane = self.dataplane
+        view = dataplane.reader.view
         outputs = []
         for name, datatype, shape, place, _ in tensors:
             data = frames[place] if isinstance(place, int) else view(*place)
             if len(data) > LARGE_NBYTES:
-                plane.large_calls += 1
+                dataplane.large_calls += 1
             outputs.append(OutputTensor(name, datatype, shape, data))
         if self.reshaped:
             outputs = [self._as_the_client_sees(output) for output in outputs]
@@ -147,9 +147,9 @@ class _ReplySink:
 
     def on_inputs_released(self) -> None:
         for block in self.blocks:
-            self.plane.store.free(block)
+            self.dataplane.store.free(block)
         self.blocks = []
-        self.plane.admission.give_back(self.signature.model, self.admitted)
+        self.dataplane.admission.give_back(self.signature.model, self.admitted)
         self.admitted = 0
 
 

@@ -53,8 +53,8 @@ InferAnswer = Callable[["Message | ServingError"], None]
 class GrpcService:
     """``infer``, ``stream`` and ``drain`` belong to the loop; nothing here blocks."""
 
-    def __init__(self, plane: DataPlane, forwarding: HeaderForwarding | None = None) -> None:
-        self.plane = plane
+    def __init__(self, dataplane: DataPlane, forwarding: HeaderForwarding | None = None) -> None:
+        self.dataplane = dataplane
         self._forwarding = forwarding
         self._in_flight = InFlight()
         self._streams: WeakSet[InferStream] = WeakSet()
@@ -106,11 +106,11 @@ class GrpcService:
         before. Raises ServingError. The bytes are not needed any more once this has returned."""
         self._in_flight.refuse_while_draining()
         parsed = parse_request(request)
-        inference = _Inference(self.plane, self._in_flight, answer)
+        inference = _Inference(self.dataplane, self._in_flight, answer)
         try:
             inference.id = self._submit(parsed, metadata, inference)
         except ServingError as error:
-            self.plane.refused(parsed.message.model_name, parsed.message.id, error)
+            self.dataplane.refused(parsed.message.model_name, parsed.message.id, error)
             raise
         self._in_flight.started()
         return inference.cancel
@@ -122,27 +122,27 @@ class GrpcService:
         if model is None:
             return
         try:
-            self.plane.refuse_large(model, -1, nbytes)
+            self.dataplane.refuse_large(model, -1, nbytes)
         except Unavailable as error:
-            self.plane.refused(model, "", error)
+            self.dataplane.refused(model, "", error)
             raise
         except ServingError:
             return  # what is wrong with it is told when it is there
 
     def _submit(self, parsed: ParsedRequest, metadata: Metadata, inference: _Inference) -> int:
         message = parsed.message
-        signature = self.plane.signature(message.model_name, parse_version(message.model_version))
+        signature = self.dataplane.signature(message.model_name, parse_version(message.model_version))
         if signature.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         call = decode_call(parsed, signature, decode_parameters(message))
         if self._forwarding is not None:
             call.parameters = self._forwarding.added(call.parameters, metadata_of_client(metadata))
-        return self.plane.infer(call, inference.on_reply)
+        return self.dataplane.infer(call, inference.on_reply)
 
     def stream(self, metadata: Metadata, on_ready: Callable[[], None]) -> InferStream:
         """A ModelStreamInfer call; ``on_ready`` as the stream has it."""
         fail_on_error = ("triton_grpc_error", "true") in metadata
-        stream = InferStream(self.plane, self._in_flight, fail_on_error, on_ready)
+        stream = InferStream(self.dataplane, self._in_flight, fail_on_error, on_ready)
         if self._forwarding is not None:
             stream.forwarded = partial(self._forwarding.added, headers=list(metadata_of_client(metadata)))
         self._streams.add(stream)
@@ -160,11 +160,11 @@ class GrpcService:
     # --- everything else ------------------------------------------------------------------------------------------
 
     def _health_check(self, request: bytes, answer: Answer) -> None:
-        self.plane.server_ready(lambda ready: answer(SERVING if ready else NOT_SERVING))
+        self.dataplane.server_ready(lambda ready: answer(SERVING if ready else NOT_SERVING))
 
     def _server_ready(self, request: bytes, answer: Answer) -> None:
         parse_message(service_pb2.ServerReadyRequest, request)
-        self.plane.server_ready(
+        self.dataplane.server_ready(
             lambda ready: answer(service_pb2.ServerReadyResponse(ready=ready).SerializeToString()),
         )
 
@@ -175,19 +175,19 @@ class GrpcService:
         message = parse_message(service_pb2.ModelReadyRequest, request)
         version = parse_version(message.version)
         if message.name:
-            self.plane.model_ready(message.name, version, tell)
+            self.dataplane.model_ready(message.name, version, tell)
         else:
             tell(False)
 
     def _server_live(self, request: Proto) -> Proto:
-        return service_pb2.ServerLiveResponse(live=self.plane.server_live())
+        return service_pb2.ServerLiveResponse(live=self.dataplane.server_live())
 
     def _server_metadata(self, request: Proto) -> Proto:
-        name, version, extensions = self.plane.server_metadata()
+        name, version, extensions = self.dataplane.server_metadata()
         return service_pb2.ServerMetadataResponse(name=name, version=version, extensions=extensions)
 
     def _model_metadata(self, request: Proto) -> Proto:
-        metadata = self.plane.model_metadata(request.name, parse_version(request.version))
+        metadata = self.dataplane.model_metadata(request.name, parse_version(request.version))
         response = service_pb2.ModelMetadataResponse(
             name=metadata.name, versions=metadata.versions, platform=metadata.platform
         )
@@ -199,18 +199,18 @@ class GrpcService:
     def _model_config(self, request: bytes) -> bytes:
         """The configuration as the broker serialized it, put in ModelConfigResponse{config = 1} as it is."""
         message = parse_message(service_pb2.ModelConfigRequest, request)
-        config = self.plane.signature(message.name, parse_version(message.version)).config_proto
+        config = self.dataplane.signature(message.name, parse_version(message.version)).config_proto
         return b"".join((b"\x0a", varint(len(config)), config))
 
     def _model_statistics(self, request: Proto) -> Proto:
-        rows = self.plane.statistics(request.name, parse_version(request.version))
+        rows = self.dataplane.statistics(request.name, parse_version(request.version))
         return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
 
     def _repository_index(self, request: bytes, answer: Answer) -> None:
         message = parse_message(service_pb2.RepositoryIndexRequest, request)
         if message.repository_name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        self.plane.index(message.ready, lambda rows: answer(_index(rows)))
+        self.dataplane.index(message.ready, lambda rows: answer(_index(rows)))
 
     def _repository_model_load(self, request: bytes, answer: Answer) -> None:
         message = parse_message(service_pb2.RepositoryModelLoadRequest, request)
@@ -229,7 +229,7 @@ class GrpcService:
             else:
                 files[name] = parameter.bytes_param
         response = service_pb2.RepositoryModelLoadResponse().SerializeToString()
-        self.plane.load(message.model_name, config, files, lambda error: answer(error or response))
+        self.dataplane.load(message.model_name, config, files, lambda error: answer(error or response))
 
     def _repository_model_unload(self, request: bytes, answer: Answer) -> None:
         message = parse_message(service_pb2.RepositoryModelUnloadRequest, request)
@@ -240,10 +240,10 @@ class GrpcService:
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         dependents = parameter is not None and parameter.bool_param
         response = service_pb2.RepositoryModelUnloadResponse().SerializeToString()
-        self.plane.unload(message.model_name, dependents, lambda error: answer(error or response))
+        self.dataplane.unload(message.model_name, dependents, lambda error: answer(error or response))
 
     def _log_settings(self, request: Proto) -> Proto:
-        settings = self.plane.log_settings
+        settings = self.dataplane.log_settings
         change(settings, _log_changes(request.settings))
         response = service_pb2.LogSettingsResponse()
         for name, value in shown(settings).items():
@@ -312,11 +312,11 @@ def _parameter_of(value: bool | int | str) -> str:
 class _Inference:
     """One ModelInfer. Invariant: it counts as in flight until ``_over``."""
 
-    __slots__ = ("_answer", "_in_flight", "_over", "_plane", "id")
+    __slots__ = ("_answer", "_dataplane", "_in_flight", "_over", "id")
 
-    def __init__(self, plane: DataPlane, in_flight: InFlight, answer: InferAnswer) -> None:
+    def __init__(self, dataplane: DataPlane, in_flight: InFlight, answer: InferAnswer) -> None:
         self.id = 0  # the data plane's
-        self._plane = plane
+        self._dataplane = dataplane
         self._in_flight = in_flight
         self._answer = answer
         self._over = False
@@ -335,7 +335,7 @@ class _Inference:
         if not self._over:
             self._over = True
             self._in_flight.finished()
-            self._plane.cancel(self.id)
+            self._dataplane.cancel(self.id)
 
 
 def _rendered(reply: Reply) -> Message | ServingError:

@@ -59,9 +59,9 @@ class InferStream:
     that was asked before it has left."""
 
     def __init__(
-        self, plane: DataPlane, in_flight: InFlight, fail_on_error: bool, on_ready: Callable[[], None]
+        self, dataplane: DataPlane, in_flight: InFlight, fail_on_error: bool, on_ready: Callable[[], None]
     ) -> None:
-        self._plane = plane
+        self._dataplane = dataplane
         self._in_flight = in_flight
         self._fail_on_error = fail_on_error
         self._on_ready = on_ready
@@ -87,7 +87,7 @@ class InferStream:
         try:
             self._submit(slot, parsed)
         except ServingError as error:
-            self._plane.refused(slot.model, slot.request_id, error)
+            self._dataplane.refused(slot.model, slot.request_id, error)
             slot.finished = True
             self._turns.extend(() if slot.decoupled else (slot,))
             message = _ModelStreamInferResponse(error_message=str(error))
@@ -115,14 +115,14 @@ class InferStream:
 
     def _submit(self, slot: _Slot, parsed: ParsedRequest) -> None:
         self._in_flight.refuse_while_draining()
-        signature = self._plane.signature(slot.model, parse_version(slot.version))
+        signature = self._dataplane.signature(slot.model, parse_version(slot.version))
         slot.decoupled = signature.decoupled
         parameters = decode_parameters(parsed.message)
         slot.empty_final = parameters.empty_final
         call = decode_call(parsed, signature, parameters)
         if self.forwarded is not None:
             call.parameters = self.forwarded(call.parameters)
-        slot.id = self._plane.infer(call, partial(self._on_reply, slot))
+        slot.id = self._dataplane.infer(call, partial(self._on_reply, slot))
         self._running[slot.id] = slot
         self._turns.extend(() if slot.decoupled else (slot,))
         self._in_flight.started()
@@ -166,7 +166,7 @@ class InferStream:
     def _abandon(self) -> None:
         """Cancel what runs, and what has answered before its turn."""
         for id in self._running:
-            self._plane.cancel(id)
+            self._dataplane.cancel(id)
             self._in_flight.finished()
         self._running.clear()
         for slot in self._turns:

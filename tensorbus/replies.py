@@ -27,10 +27,10 @@ class Replies:
     """Invariant: each reply that is taken is released."""
 
     def __init__(
-        self, plane: DataPlane, call_soon: Callable[[Callable[[], object]], object], is_alive: Callable[[], bool]
+        self, dataplane: DataPlane, call_soon: Callable[[Callable[[], object]], object], is_alive: Callable[[], bool]
     ) -> None:
         """``call_soon`` has the server's thread call something; it raises RuntimeError once that has ended."""
-        self._plane = plane
+        self._dataplane = dataplane
         self._call_soon = call_soon
         self._is_alive = is_alive
         self._queue: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
@@ -39,10 +39,10 @@ class Replies:
     def begin(self, call: InferCall, decoupled: bool) -> None:
         """In the server's thread. A model that may give any number of responses needs a caller who knows."""
         try:
-            call.signature = self._plane.signature(call.model, call.version)
+            call.signature = self._dataplane.signature(call.model, call.version)
             if call.signature.decoupled and not decoupled:
                 raise Unsupported(f"model '{call.model}' is decoupled: use stream()")
-            self._id = self._plane.infer(call, self._arrived)
+            self._id = self._dataplane.infer(call, self._arrived)
         except Exception as error:  # whatever it is, somebody waits
             self._queue.put(error)
 
@@ -93,5 +93,5 @@ class Replies:
 
     def _cancel(self) -> None:
         if self._id is not None:
-            self._plane.cancel(self._id)
+            self._dataplane.cancel(self._id)
             self._id = None

@@ -120,7 +120,7 @@ class FakeBus:
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
-        self.plane = DataPlane(self, self.gateway_store, Reader(directory), "triton", Logging())
+        self.dataplane = DataPlane(self, self.gateway_store, Reader(directory), "triton", Logging())
         self.signatures: dict[str, Signature] = {}
         self.models: dict[str, Model] = {}
         self.submitted: list[Submitted] = []
@@ -139,7 +139,7 @@ class FakeBus:
             self.models[signature.model] = model
 
     def close(self) -> None:
-        self.plane.reader.close()
+        self.dataplane.reader.close()
         self.stub_reader.close()
         self.gateway_store.close()
         self.stub_store.close()

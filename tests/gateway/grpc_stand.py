@@ -30,7 +30,7 @@ Serve = Callable[[Test], None]
 
 @asynccontextmanager
 async def engine_over(bus: FakeBus) -> AsyncIterator[GrpcEngine]:
-    engine = GrpcEngine(GrpcService(bus.plane), "127.0.0.1", 0)
+    engine = GrpcEngine(GrpcService(bus.dataplane), "127.0.0.1", 0)
     await engine.start()
     try:
         yield engine

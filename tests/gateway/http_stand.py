@@ -96,7 +96,7 @@ async def serve_http(directory: str, test: Test) -> None:
     bus = FakeBus(directory)
     add_models(bus)
     metrics = CustomMetrics()
-    front = HttpFront(bus.plane, "127.0.0.1", 0, custom_metrics=metrics)
+    front = HttpFront(bus.dataplane, "127.0.0.1", 0, custom_metrics=metrics)
     await front.start()
     try:
         async with asyncio.timeout(DEADLINE_S):

@@ -23,14 +23,14 @@ def bus(tmp_path) -> FakeBus:
 
 def bounded(bus: FakeBus, max_nbytes: int) -> Pressure:
     pressure = Pressure()
-    bus.plane.admission = Admission(pressure, max_nbytes)
+    bus.dataplane.admission = Admission(pressure, max_nbytes)
     return pressure
 
 
 def infer(bus: FakeBus, name: str = "IN", nbytes: int = NBYTES, request_id: str = "", model: str = "m") -> list:
     replies: list = []
     tensor = InputTensor(name, "INT32", [nbytes // 4], bytes(nbytes))
-    bus.plane.infer(InferCall(model, -1, [tensor], request_id), replies.append)
+    bus.dataplane.infer(InferCall(model, -1, [tensor], request_id), replies.append)
     return replies
 
 
@@ -92,4 +92,4 @@ def test_nothing_is_held_for_a_request_that_is_no_good(bus: FakeBus) -> None:
 def test_a_large_body_is_refused_beforehand_when_too_many_requests_wait(bus: FakeBus) -> None:
     bus.full = True
     with pytest.raises(Unavailable, match="too many for m"):
-        bus.plane.refuse_large("m", 1, 1)
+        bus.dataplane.refuse_large("m", 1, 1)

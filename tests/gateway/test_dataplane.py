@@ -35,10 +35,10 @@ def replies(bus: FakeBus, *calls: InferCall, then: Callable[[DataPlane, int], No
 
     async def run() -> None:
         for call in calls:
-            id = bus.plane.infer(call, found.append)
+            id = bus.dataplane.infer(call, found.append)
             assert not found  # never synchronously
             if then is not None:
-                then(bus.plane, id)
+                then(bus.dataplane, id)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -96,8 +96,8 @@ def test_inputs_of_requests_that_may_make_a_batch_lie_side_by_side(bus: FakeBus)
 
     for each in bus.held:
         each.sink.on_response(Response(each.request.id, []), "stub", [])
-    bus.plane.trim()
-    bus.plane.trim()
+    bus.dataplane.trim()
+    bus.dataplane.trim()
     assert memory_in_use(bus.gateway_store) == 0
 
 
@@ -141,7 +141,7 @@ def test_inputs_that_lie_in_the_calls_block_are_not_copied(bus: FakeBus) -> None
 
 
 def test_without_shared_memory_inputs_travel_as_frames(bus: FakeBus, tmp_path: Path) -> None:
-    bus.plane.store = Store(str(tmp_path), limit=0)
+    bus.dataplane.store = Store(str(tmp_path), limit=0)
     [reply] = replies(bus, add_sub_call())
     assert [ref.place for ref in bus.submitted[0].request.inputs] == [0, 1]
     assert struct.unpack("<16f", reply.outputs[0].data) == (3.0,) * 16
@@ -175,16 +175,18 @@ def test_an_error_of_the_model_is_the_replys(bus: FakeBus) -> None:
 def test_a_refused_call_gives_its_block_back(bus: FakeBus) -> None:
     block = bus.gateway_store.allocate(64)
     with pytest.raises(InvalidArgument):
-        bus.plane.infer(InferCall("add_sub", -1, [InputTensor("X", "FP32", [16], block.view, 0)], block=block), print)
+        bus.dataplane.infer(
+            InferCall("add_sub", -1, [InputTensor("X", "FP32", [16], block.view, 0)], block=block), print
+        )
     block = bus.gateway_store.allocate(64)
     with pytest.raises(NotFound):
-        bus.plane.infer(InferCall("nope", -1, [], block=block), print)
+        bus.dataplane.infer(InferCall("nope", -1, [], block=block), print)
     assert memory_in_use(bus.gateway_store) == 0
 
 
 def test_a_cancelled_call_gets_no_reply_and_keeps_its_memory_until_the_broker_answers(bus: FakeBus) -> None:
     bus.hold = True
-    found = replies(bus, add_sub_call(), then=lambda plane, id: plane.cancel(id))
+    found = replies(bus, add_sub_call(), then=lambda dataplane, id: dataplane.cancel(id))
     assert bus.held[0].cancelled
     assert memory_in_use(bus.gateway_store) > 0
     bus.held[0].run()
@@ -209,28 +211,28 @@ def test_inputs_stay_until_the_final_response(bus: FakeBus) -> None:
     entry.sink.on_response(Response(entry.request.id, [], final=False), "stub", [])
     assert memory_in_use(bus.gateway_store) > 0 and not found[0].final
     entry.sink.on_response(Response(entry.request.id, []), "stub", [])
-    assert memory_in_use(bus.gateway_store) == 0 and not bus.plane.pending
+    assert memory_in_use(bus.gateway_store) == 0 and not bus.dataplane.pending
 
 
 @pytest.mark.parametrize(("nbytes", "times"), [(64 << 20, 0), ((64 << 20) + 1, 2)])
 def test_large_calls_are_counted_both_ways(bus: FakeBus, nbytes: int, times: int) -> None:
     [reply] = replies(bus, InferCall("id_uint8", -1, [InputTensor("INPUT0", "UINT8", [nbytes], bytes(nbytes))]))
     reply.release()
-    assert bus.plane.large_calls == times
+    assert bus.dataplane.large_calls == times
 
 
 def test_a_reloaded_model_is_checked_against_its_new_signature(bus: FakeBus) -> None:
-    old = bus.plane.checker(bus.signature("add_sub", -1))
-    assert bus.plane.checker(bus.signature("add_sub", -1)) is old
+    old = bus.dataplane.checker(bus.signature("add_sub", -1))
+    assert bus.dataplane.checker(bus.signature("add_sub", -1)) is old
     changed = bus.signature("add_sub", -1)._replace(max_batch_size=4)
-    assert bus.plane.checker(changed).signature is changed
+    assert bus.dataplane.checker(changed).signature is changed
 
 
 def test_metadata_of_a_batching_model_has_a_leading_dimension(bus: FakeBus) -> None:
-    metadata = bus.plane.model_metadata("add_sub_b", -1)
+    metadata = bus.dataplane.model_metadata("add_sub_b", -1)
     assert (metadata.name, metadata.versions, metadata.platform) == ("add_sub_b", ["1"], "python")
     assert metadata.inputs[0] == ("INPUT0", "FP32", (-1, 16))
-    assert bus.plane.model_metadata("add_sub", 1).outputs[1] == ("OUTPUT1", "FP32", (16,))
+    assert bus.dataplane.model_metadata("add_sub", 1).outputs[1] == ("OUTPUT1", "FP32", (16,))
 
 
 # --- classification -----------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def test_log_settings_are_shown_and_changed(serve: Serve) -> None:
         assert found["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
         changed = triton.update_log_settings({"log_error": False, "log_verbose_level": 2, "log_format": "ISO8601"})
         assert changed.settings["log_verbose_level"].uint32_param == 2
-        settings = bus.plane.log_settings
+        settings = bus.dataplane.log_settings
         assert (settings.log_info, settings.log_error, settings.log_format) == (True, False, "ISO8601")
 
     with_client(serve, talk)
@@ -345,6 +345,6 @@ def test_a_bad_log_setting_changes_nothing(bus: FakeBus, name: str, value: dict[
     request.settings["log_info"].bool_param = False
     request.settings[name].CopyFrom(request.SettingValue(**value))
     with pytest.raises(type(refusal)) as caught:
-        GrpcService(bus.plane).unary(SERVICE + "LogSettings", request.SerializeToString(), print)
+        GrpcService(bus.dataplane).unary(SERVICE + "LogSettings", request.SerializeToString(), print)
     assert str(caught.value) == str(refusal)
-    assert bus.plane.log_settings.log_info
+    assert bus.dataplane.log_settings.log_info

@@ -48,7 +48,7 @@ class Stream:
         self.bus = FakeBus(directory)
         self.bus.add(signature("plain"))
         self.bus.add(signature("decoupled", decoupled=True))
-        self.service = GrpcService(self.bus.plane)
+        self.service = GrpcService(self.bus.dataplane)
         self.stream: InferStream = self.service.stream((), lambda: None)
         self.finished: list[Submitted] = []
         self.ordered: list[str] = []  # ids of what must leave in request order
@@ -267,7 +267,7 @@ def test_with_triton_grpc_error_a_model_s_error_ends_the_stream(serve: Serve) ->
 def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path: Any) -> None:
     bus = FakeBus(str(tmp_path))
     bus.add(signature("decoupled", decoupled=True))
-    stream = GrpcService(bus.plane).stream((("triton_grpc_error", "true"),), lambda: None)
+    stream = GrpcService(bus.dataplane).stream((("triton_grpc_error", "true"),), lambda: None)
     stream.feed(infer_request("decoupled", id="a").SerializeToString())
     [entry] = bus.submitted
     entry.echo(final=False)
@@ -284,7 +284,7 @@ def test_with_triton_grpc_error_what_came_before_the_error_leaves_first(tmp_path
 def test_a_final_response_without_outputs_may_carry_parameters(tmp_path: Any) -> None:
     bus = FakeBus(str(tmp_path))
     bus.add(signature("decoupled", decoupled=True))
-    stream = GrpcService(bus.plane).stream((), lambda: None)
+    stream = GrpcService(bus.dataplane).stream((), lambda: None)
     stream.feed(infer_request("decoupled", id="a").SerializeToString())
     bus.submitted[0].answer(parameters={"tokens": 7})
 

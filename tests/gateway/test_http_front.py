@@ -144,7 +144,7 @@ def test_a_large_reply_keeps_its_memory_until_the_client_has_it(run: Run) -> Non
         data = bytes(16 << 20)
         async with stand.client() as client:
             client.send(identity(data))
-            await stand.until(lambda: stand.bus.submitted and not stand.bus.plane.pending)
+            await stand.until(lambda: stand.bus.submitted and not stand.bus.dataplane.pending)
             assert memory_in_use(stand.bus.stub_store) > len(data)
             assert (await client.reply()).body.endswith(data)
             await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_amid_a_large_reply_gives_its_memory_back(run: Run)
     async def test(stand: Stand) -> None:
         async with stand.client() as client:
             client.send(identity(bytes(16 << 20)))
-            await stand.until(lambda: stand.bus.submitted and not stand.bus.plane.pending)
+            await stand.until(lambda: stand.bus.submitted and not stand.bus.dataplane.pending)
             client.writer.transport.abort()
             await stand.until(lambda: memory_in_use(stand.bus.stub_store) == 0)
 
@@ -495,7 +495,7 @@ def test_draining_ends_at_its_deadline(run: Run) -> None:
 
 def test_a_port_in_use_is_told_in_tritons_words(run: Run) -> None:
     async def test(stand: Stand) -> None:
-        second = HttpFront(stand.bus.plane, "127.0.0.1", stand.front.port)
+        second = HttpFront(stand.bus.dataplane, "127.0.0.1", stand.front.port)
         with pytest.raises(Unavailable) as caught:
             await second.start()
         assert str(caught.value) == f"Socket '127.0.0.1:{stand.front.port}' already in use"
@@ -504,6 +504,6 @@ def test_a_port_in_use_is_told_in_tritons_words(run: Run) -> None:
 
 
 def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
-    front = HttpFront(FakeBus(str(tmp_path)).plane, "192.0.2.1", 0)
+    front = HttpFront(FakeBus(str(tmp_path)).dataplane, "192.0.2.1", 0)
     with pytest.raises(Unavailable, match=r"^Socket '192\.0\.2\.1:0' cannot be opened: "):
         asyncio.run(front.start())

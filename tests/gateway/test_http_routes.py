@@ -13,7 +13,7 @@ from tests.gateway.fake_bus import FakeBus, signature
 
 @pytest.fixture
 def endpoints(bus: FakeBus) -> Endpoints:
-    return Endpoints(bus.plane, 1000)
+    return Endpoints(bus.dataplane, 1000)
 
 
 def ask(endpoints: Endpoints, path: str, body: bytes = b"", method: str = "GET") -> HttpResponse:
@@ -295,7 +295,7 @@ def test_some_log_settings_are_changed_and_all_are_shown(bus: FakeBus, endpoints
     body = b'{"log_info":false,"log_verbose_level":2,"log_format":"ISO8601","log_file":null,"colour":1}'
     assert shown(change(endpoints, body)) == changed
     assert shown(ask(endpoints, "/v2/logging")) == changed
-    assert bus.plane.log_settings.log_info is False
+    assert bus.dataplane.log_settings.log_info is False
     for nothing in (b"{}", b"[]", b"3"):
         assert shown(change(endpoints, nothing)) == changed
 
