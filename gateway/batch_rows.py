@@ -16,7 +16,9 @@ from shm.errors import ShmFull
 from shm.ring import Ring
 from shm.store import Block, Store
 
-ROWS_FROM_NBYTES = 16 << 10  # of a request's inputs: below, what a model copies to join them costs less than a slot
+ROWS_FROM_NBYTES = (
+    64 << 10
+)  # of a request's inputs: below, a slot (2 us, a block of its own 1) costs as much as it saves
 _FIRST_SLOTS = 8
 _LARGEST_NBYTES = 64 << 20
 _LEFT = 4  # a slab takes no more than this part of the shared memory that is left

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lookup import get_input_tensor_by_name
+from .numpy_types import DTYPE
 from .request import InferenceRequest
+from .tensor import Tensor
 from .triton_error import TritonModelException
 
-# Below, copying costs less than to find out where an array lies (1 microsecond each).
-_LOOK_FROM_NBYTES = 16 << 10
+_FROM_NBYTES = 16 << 10  # below, copying costs as much as to find out where all of them lie
 
 
 def input_batch_as_numpy(requests: Sequence[InferenceRequest], name: str) -> NDArray[Any]:
@@ -24,46 +25,36 @@ def input_batch_as_numpy(requests: Sequence[InferenceRequest], name: str) -> NDA
     their arrays, and be written to as they may.
 
     Raises TritonModelException if a request lacks the input, or its shape or datatype does not fit."""
-    arrays: List[NDArray[Any]] = []
-    for request in requests:
-        tensor = get_input_tensor_by_name(request, name)
-        if tensor is None:
-            raise TritonModelException("a request of the batch has no input '{}'".format(name))
-        arrays.append(tensor.as_numpy())
+    tensors = [get_input_tensor_by_name(request, name) for request in requests]
+    arrays = [tensor.as_numpy() for tensor in tensors if tensor is not None]
+    if len(arrays) < len(tensors):
+        raise TritonModelException("a request of the batch has no input '{}'".format(name))
+    if len(arrays) == 1:
+        return arrays[0]
+    view = side_by_side(tensors)
+    if view is not None:
+        return view
     try:
-        return join(arrays)
+        return np.concatenate(arrays)
     except ValueError as error:
         raise TritonModelException("the inputs '{}' of a batch do not fit: {}".format(name, error)) from None
 
 
-def join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """As ``numpy.concatenate``, but for a view where they lie side by side in their order. Raises ValueError."""
-    if len(arrays) == 1:
-        return arrays[0]
-    view = side_by_side(arrays) if arrays else None
-    return np.concatenate(arrays) if view is None else view
-
-
-def side_by_side(arrays: Sequence[NDArray[Any]]) -> Optional[NDArray[Any]]:
-    """A view of them all, if they lie so and are large enough to be worth it."""
-    if arrays[0].nbytes >= _LOOK_FROM_NBYTES and _lie_side_by_side(arrays):
-        return np.asarray(_Run(arrays))
-    return None
-
-
-def _lie_side_by_side(arrays: Sequence[NDArray[Any]]) -> bool:
-    first = arrays[0]
-    form, dtype, at = first.shape[1:], first.dtype, _address(first)
-    for array in arrays:
-        if array.shape[1:] != form or array.dtype != dtype or not array.flags.c_contiguous or _address(array) != at:
-            return False
-        at += array.nbytes
-    return bool(first.ndim) and not dtype.hasobject
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def side_by_side(tensors: Sequence[Optional[Tensor]]) -> Optional[NDArray[Any]]:
+    """A view of them all, whose arrays the model has seen, if they lie so and are large enough to be worth it."""
+    first = tensors[0] if tensors else None
+    if first is None or first._handle is None or first._handle.nbytes < _FROM_NBYTES or first._datatype not in DTYPE:
+        return None
+    segment, at, _ = first._handle
+    datatype, row = first._datatype, first._shape[1:]
+    for tensor in tensors:
+        handle = None if tensor is None else tensor._handle
+        if tensor is None or handle is None or handle.offset != at or handle.segment != segment:
+            return None
+        if tensor._shape[1:] != row or tensor._datatype != datatype:
+            return None
+        at += handle.nbytes
+    return np.asarray(_Run([tensor.as_numpy() for tensor in tensors if tensor is not None])) if first._shape else None
 
 
 class _Run:
@@ -71,13 +62,10 @@ class _Run:
 
     __slots__ = ("__array_interface__", "_arrays")
 
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+    def __init__(self, arrays: List[NDArray[Any]]) -> None:
+        self._arrays = arrays
         first = arrays[0]
-        read_only = not all(array.flags.writeable for array in arrays)
-        self._arrays = list(arrays)
         self.__array_interface__: Dict[str, Any] = {
-            "version": 3,
-            "shape": (sum(array.shape[0] for array in arrays), *first.shape[1:]),
-            "typestr": first.dtype.str,
-            "data": (_address(first), read_only),
+            **first.__array_interface__,
+            "shape": (sum([array.shape[0] for array in arrays]), *first.shape[1:]),
         }

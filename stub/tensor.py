@@ -43,11 +43,13 @@ class Tensor:
     # _data: the binary form where it is not the array's own memory (BYTES, BF16, on a GPU), else None.
     # _array: what as_numpy returns; None for BYTES not decoded yet, for BF16 and on a GPU.
     # _place: None once the model has seen the elements, and for all that it has made itself.
-    __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_place", "_shape")
+    # _handle: of the memory that _array shows, if it is that of a request; it may lie beside that of another one.
+    __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_handle", "_name", "_place", "_shape")
 
     _array: Optional[NDArray[Any]]
     _data: Union[NDArray[Any], gpu.DeviceArray, bytes, None]
     _datatype: str
+    _handle: Optional[messages.Handle]
     _name: str
     _place: Optional[Place]
     _shape: Tuple[int, ...]
@@ -56,7 +58,7 @@ class Tensor:
         if not isinstance(numpy_array, np.ndarray):
             raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, numpy_array)
         self._name = name if type(name) is str and name and name.isascii() else _checked_name("__init__", name)
-        self._place = None
+        self._place = self._handle = None
         datatype = DATATYPE.get(numpy_array.dtype)
         if datatype is None:
             self._encode(numpy_array)
@@ -149,7 +151,7 @@ class Tensor:
         made = Tensor.__new__(Tensor)
         made._name = name
         made._datatype = datatype
-        made._place = None
+        made._place = made._handle = None
         made._shape = shape
         if datatype == "BF16" or isinstance(bits, gpu.DeviceArray):
             made._array, made._data = None, bits
@@ -193,7 +195,7 @@ def receive(
     tensor = Tensor.__new__(Tensor)
     tensor._name = name
     tensor._datatype = datatype
-    tensor._place = None
+    tensor._place = tensor._handle = None
     tensor._shape = shape
     dtype = DTYPE.get(datatype)
     if not len(data):
@@ -211,6 +213,8 @@ def receive(
         tensor._array = root if len(shape) == 1 else root.reshape(shape)
         tensor._data = None
     if not isinstance(place, int):
+        if not shared and not borrowed:
+            tensor._handle = place
         # A large one is seen through a private mapping.
         tensor._place = Place(place, root, shared and len(data) < store.PRIVATE_NBYTES, borrowed)
     return tensor, root
@@ -228,6 +232,7 @@ def _show(tensor: Tensor) -> None:
     """The model is about to see the elements, and may write to them."""
     place, tensor._place = tensor._place, None
     if place is not None and place.shared and tensor._datatype != "BYTES":  # those are decoded, a copy as it is
+        tensor._handle = None
         if tensor._array is not None:
             tensor._array = tensor._array.copy()
         else:
@@ -238,7 +243,7 @@ def _show(tensor: Tensor) -> None:
 def on_gpu(tensor: Tensor, device: int) -> Tensor:
     """The tensor with its elements on a GPU; the leased memory is let go. BYTES stay where they are."""
     if tensor._datatype != "BYTES":
-        tensor._place = None  # what the model will see is a copy
+        tensor._place = tensor._handle = None  # what the model will see is a copy
         bits = _bits(tensor)
         assert isinstance(bits, np.ndarray)
         tensor._data, tensor._array = gpu.upload(bits, device), None

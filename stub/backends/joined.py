@@ -34,13 +34,13 @@ class Joined(NamedTuple):
 def join(
     inputs: Sequence[Arrays],
     batching: bool,
-    concatenate: Callable[[List[Any]], Any],
+    concatenate: Callable[[str, List[int], List[Any]], Any],
     ragged: AbstractSet[str] = frozenset(),
 ) -> Iterator[Joined]:
     """Requests with the same inputs, alike in all but the first dimension, become one; of a lone one nothing is copied.
 
-    ``inputs`` are the arrays of each request. The elements of those that are ``ragged`` follow each other, whatever
-    their shape.
+    ``inputs`` are the arrays of each request; ``concatenate`` is given the name of one, and of the requests their
+    positions and their arrays. The elements of those that are ``ragged`` follow each other, whatever their shape.
     """
     alike: Dict[Any, List[int]] = {}
     for position, arrays in enumerate(inputs):
@@ -51,7 +51,8 @@ def join(
         if len(members) == 1:
             yield Joined(members, rows, flat[0])
         else:
-            yield Joined(members, rows, {name: concatenate([arrays[name] for arrays in flat]) for name in flat[0]})
+            joined = {name: concatenate(name, members, [arrays[name] for arrays in flat]) for name in flat[0]}
+            yield Joined(members, rows, joined)
 
 
 def _form(arrays: Arrays, ragged: AbstractSet[str]) -> Any:

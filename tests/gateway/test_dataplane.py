@@ -83,15 +83,15 @@ def test_inputs_of_requests_that_may_make_a_batch_lie_side_by_side(bus: FakeBus)
         assert len({place.segment for place in places if isinstance(place, Handle)}) == 1
         return [place.offset for place in places if isinstance(place, Handle)]
 
-    replies(bus, *[call("batching", mark, 4096) for mark in range(4)])
-    assert [b - a for a, b in pairwise(offsets("A"))] == [4 * 4096] * 3
+    replies(bus, *[call("batching", mark, 16384) for mark in range(4)])
+    assert [b - a for a, b in pairwise(offsets("A"))] == [4 * 16384] * 3
     assert [b - a for a, b in pairwise(offsets("B"))] == [64] * 3
     for mark, each in enumerate(bus.submitted):
         for ref in each.request.inputs:
             assert isinstance(ref.place, Handle)
             assert set(bus.stub_reader.view(*ref.place)) == {mark}
     bus.submitted.clear()
-    replies(bus, *[call("alone", mark, 4096) for mark in range(2)], *[call("batching", 0, 512) for _ in range(2)])
+    replies(bus, *[call("alone", mark, 16384) for mark in range(2)], *[call("batching", 0, 512) for _ in range(2)])
     assert all(b - a != 64 for a, b in pairwise(offsets("B")))
 
     for each in bus.held:

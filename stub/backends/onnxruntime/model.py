@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from ...input_batch import join as concatenate
+    from ...input_batch import side_by_side
     from ...shared import errors
     from ...user_model import LoadError
     from ..joined import Arrays, Joined, join
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ragged_batch import batch_inputs, ragged_inputs, scatter, scattered_outputs
 else:
     from _tensorbus_app.stub.backends.joined import join
-    from _tensorbus_app.stub.input_batch import join as concatenate
+    from _tensorbus_app.stub.input_batch import side_by_side
     from _tensorbus_app.stub.shared import errors
     from _tensorbus_app.stub.user_model import LoadError
     from execution_providers import CPU, CUDA, providers
@@ -93,6 +93,12 @@ class TritonPythonModel:
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
         responses: Dict[int, pb_utils.InferenceResponse] = {}
         inputs = [self._arrays(request) for request in requests]
+
+        def concatenate(name: str, members: List[int], arrays: List[Any]) -> Any:
+            tensors = [pb_utils.get_input_tensor_by_name(requests[position], name) for position in members]
+            view = None if name in self._ragged | self._scalars else side_by_side(tensors)
+            return np.concatenate(arrays) if view is None else view
+
         for joined in join(inputs, self._batching, concatenate, self._ragged):
             members = [requests[position] for position in joined.members]
             given = [inputs[position] for position in joined.members]

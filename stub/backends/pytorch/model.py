@@ -71,21 +71,18 @@ class TritonPythonModel:
 
     def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
         responses: Dict[int, pb_utils.InferenceResponse] = {}
-        for joined in join([self._tensors(request) for request in requests], self._batching, self._concatenated):
+
+        def concatenate(name: str, members: List[int], arrays: List[Any]) -> Any:
+            view = side_by_side([pb_utils.get_input_tensor_by_name(requests[position], name) for position in members])
+            return self._torch.cat(arrays) if view is None else self._torch.from_numpy(view)
+
+        for joined in join([self._tensors(request) for request in requests], self._batching, concatenate):
             members = [requests[position] for position in joined.members]
             responses.update(zip(joined.members, self._run(joined, members)))
         return [responses[position] for position in range(len(requests))]
 
     def _tensors(self, request: pb_utils.InferenceRequest) -> Arrays:
         return {tensor.name(): self._torch.from_dlpack(tensor) for tensor in request.inputs()}
-
-    def _concatenated(self, tensors: List[Any]) -> Any:
-        first = tensors[0]
-        if first.device.type == "cpu" and first.dtype is not self._torch.bfloat16:
-            view = side_by_side([tensor.numpy() for tensor in tensors])
-            if view is not None:
-                return self._torch.from_numpy(view)
-        return self._torch.cat(tensors)
 
     def _run(self, joined: Joined, requests: List[Any]) -> List[pb_utils.InferenceResponse]:
         asked = {name for request in requests for name in request.requested_output_names()}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
+import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from _tensorbus_app.stub.user_model import UserModel
@@ -26,10 +27,13 @@ class Instance:
         self.instance = UserModel.load(str(BACKENDS / backend / "model.py"), args, str(version_dir)).instance
 
     def execute(self, *requests: dict[str, Any]) -> list[Any]:
-        """Array Y of each, or the text of its error."""
+        """Array Y of each, or the text of its error. An input is an array, or a tensor that was received."""
         made = [
             pb_utils.InferenceRequest(
-                inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+                inputs=[
+                    pb_utils.Tensor(name, given) if isinstance(given, np.ndarray) else given
+                    for name, given in inputs.items()
+                ],
                 requested_output_names=["Y"],
                 model_name="m",
             )

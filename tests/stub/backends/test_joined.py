@@ -6,17 +6,22 @@ import pytest
 from stub.backends.joined import Joined, join
 
 
+def concatenate(name, members, arrays):
+    assert len(members) == len(arrays)
+    return np.concatenate(arrays)
+
+
 def rows(*shapes, dtype=np.float32):
     """A request for each shape, with an input X full of its position."""
     return [{"X": np.full(shape, position, dtype)} for position, shape in enumerate(shapes)]
 
 
 def members(inputs, batching=True):
-    return [joined.members for joined in join(inputs, batching, np.concatenate)]
+    return [joined.members for joined in join(inputs, batching, concatenate)]
 
 
 def test_requests_alike_but_for_their_rows_run_as_one():
-    (joined,) = join(rows((2, 3), (1, 3)), True, np.concatenate)
+    (joined,) = join(rows((2, 3), (1, 3)), True, concatenate)
     assert joined.rows == [2, 1]
     assert joined.inputs["X"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
 
@@ -38,7 +43,7 @@ def test_the_order_in_which_inputs_come_makes_none():
 
 def test_a_lone_request_is_not_copied():
     inputs = rows((2, 3))
-    (joined,) = join(inputs, True, np.concatenate)
+    (joined,) = join(inputs, True, concatenate)
     assert joined.inputs["X"] is inputs[0]["X"]
 
 
@@ -48,10 +53,10 @@ def test_without_batching_nothing_is_joined():
 
 def test_the_elements_of_ragged_inputs_follow_each_other():
     inputs = rows((1, 3), (2, 2))
-    (joined,) = join(inputs, True, np.concatenate, {"X"})
+    (joined,) = join(inputs, True, concatenate, {"X"})
     assert joined.inputs["X"].tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert joined.rows == [1, 2]
-    (alone,) = join(inputs[1:], True, np.concatenate, {"X"})
+    (alone,) = join(inputs[1:], True, concatenate, {"X"})
     assert alone.inputs["X"].shape == (4,) and np.shares_memory(alone.inputs["X"], inputs[1]["X"])
 
 

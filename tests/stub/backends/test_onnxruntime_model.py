@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.stub.batch import side_by_side
+
 onnx = pytest.importorskip("onnx", reason="the package onnx, which makes the models, is not installed")
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
 
@@ -88,7 +90,7 @@ def test_a_batch_that_lies_in_one_piece_is_not_copied(load, tmp_path):
     model = load("onnxruntime", **config())
     session, spy = model.instance._session, Spy()
     model.instance._session = spy
-    given = np.arange(3 * 4096, dtype=np.float32).reshape(3, 4096)
-    results = model.execute({"X": given[:1]}, {"X": given[1:]})
-    assert np.shares_memory(spy.seen, given)
-    assert np.array_equal(np.concatenate(results), given)
+    memory, tensors = side_by_side("X", 3)
+    results = model.execute(*[{"X": tensor} for tensor in tensors])
+    assert np.shares_memory(spy.seen, memory)
+    assert np.array_equal(np.concatenate(results), memory)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.stub.batch import side_by_side
+
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 
@@ -59,11 +61,11 @@ def test_a_result_that_is_not_there_is_an_error(load, tmp_path):
 
 
 def test_a_batch_that_lies_in_one_piece_is_not_copied(load, tmp_path):
-    given = np.arange(3 * 4096, dtype=np.float32).reshape(3, 4096)
+    memory, tensors = side_by_side("x", 3)
     model = loaded(load, tmp_path, Alike())
-    results = model.execute({"x": given[:1]}, {"x": given[1:2]}, {"x": given[2:]})
-    assert all(np.shares_memory(result, given) for result in results)
-    assert np.array_equal(np.concatenate(results), given)
-    results = model.execute({"x": given[1:2]}, {"x": given[:1]})
-    assert not any(np.shares_memory(result, given) for result in results)
-    assert np.array_equal(np.concatenate(results), given[[1, 0]])
+    results = model.execute(*[{"x": tensor} for tensor in tensors])
+    assert all(np.shares_memory(result, memory) for result in results)
+    assert np.array_equal(np.concatenate(results), memory)
+    results = model.execute(*[{"x": tensor} for tensor in reversed(tensors)])
+    assert not any(np.shares_memory(result, memory) for result in results)
+    assert np.array_equal(np.concatenate(results), memory[::-1])
