@@ -43,7 +43,7 @@ class Draining:
 
     def drain(self, version: ModelVersion) -> None:
         """It takes no new requests, answers those it has, then goes."""
-        version.state = VersionState.UNLOADING
+        version.state, version.reason = VersionState.UNLOADING, ""
         self._recorder.remove(version.config.name, version.version, version.source.namespace)
         self._draining[version] = None
 

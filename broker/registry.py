@@ -26,6 +26,7 @@ class Registry:
         self._models: dict[str, dict[int, ModelVersion]] = {}
         self._behind: dict[ModelVersion, None] = {}  # without a row; an ordered set
         self._failures: set[str] = set()
+        self._without_versions: set[str] = set()
         self._names_are_complete = False
 
     def add_name(self, model: str, reason: str = "") -> None:
@@ -36,10 +37,12 @@ class Registry:
     def add_failure(self, model: str) -> None:
         """A model without a version to load, of which the index says nothing."""
         self._failures.add(model)
+        self._without_versions.add(model)
 
     def forget_failure(self, model: str) -> None:
         """It loads after all, or nobody wants it any more."""
         self._failures.discard(model)
+        self._without_versions.discard(model)
 
     def set_names(self, names: Mapping[str, str]) -> None:
         """What the repositories hold now."""
@@ -253,7 +256,7 @@ class Registry:
                 continue
             reason = self._names.get(name, "")
             if reason or not versions:  # it may serve all the same
-                if ready:
+                if ready or name in self._without_versions:
                     continue
                 rows.append(
                     IndexEntry(self._name_of(name), -1, VersionState.UNAVAILABLE.value if reason else "", reason)

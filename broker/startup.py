@@ -159,6 +159,7 @@ class Startup:
 
     def _join(self, version: ModelVersion, update: InstanceUpdate, now: int) -> list[Action]:
         """A version that serves gets what it lacks of the instances that are wanted."""
+        version.reason = ""
         try:
             wanted = config_loading.prepare(update.source.config, self._settings.gpus, self._backend(version))
         except ServingError as error:
@@ -307,6 +308,7 @@ class Startup:
         actions: list[Action] = [Say("error", cause, {})]
         if version.update is not None:
             version.update.error, version.update.is_up = error, False
+            version.reason = error.status_text()
             return [*actions, *_stop_joining(version), *self._end(version, now)]
         if version.state is not VersionState.LOADING:
             return []

@@ -536,3 +536,32 @@ def test_events_of_processes_given_up_are_no_breach(bench):
     bench.tell(StubDied(key, -9, 0))
     bench.tell(DeadlinePassed())
     assert bench.core.processes == 0
+
+
+# --- tried again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_load_that_fails_is_tried_again_as_often_as_is_wanted():
+    bench = ControlBench(load_retries=1)
+    asked = bench.ask_load()
+    bench.found()
+    first = bench.only()
+    bench.fail(first)
+    assert bench.index() == [("m", 1, "LOADING", "")] and not asked.answers
+    (second,) = [key for key in bench.loading() if key != first]
+    bench.die(first, 1)
+    bench.hello(second)
+    bench.loaded(second)
+    assert asked.error is None and bench.core.registry.rows("m")[0].leaving == []
+
+
+def test_it_fails_in_the_end():
+    bench = ControlBench(load_retries=2)
+    asked = bench.ask_load()
+    bench.found()
+    for _ in range(3):
+        assert not asked.answers
+        key = bench.only()
+        bench.fail(key)
+        bench.die(key, 1)
+    assert "no weights" in asked.error and bench.alive == {}

@@ -60,7 +60,7 @@ def test_what_has_served_goes_on_serving(repository: Repository, start: Start, f
     for status, text in failures(code.parent / "config.pbtxt", code):
         answer = load(server, "m")
         assert answer[0] == status and text in answer[1], (answer, text)
-        assert state(server, "m:1") == ("READY", "") and server.ready() and server.ready("m")
+        assert state(server, "m:1")[0] == "READY" and server.ready() and server.ready("m")
         assert server.post("m", [0.0]).data == [1.0]
     change(code, GOOD % (2, str(finalized), 2))
     assert load(server, "m") == (200, "")

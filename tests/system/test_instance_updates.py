@@ -76,7 +76,8 @@ def test_instances_that_stay_notice_nothing(repository: Repository, start: Start
         "load failed for model 'm': version 1 is at READY state: Internal: ValueError: no memory"
     )
     eventually(lambda: pids(server) == now)
-    assert state(server, "m:1") == ("READY", "") and server.ready()
+    ready, reason = state(server, "m:1")
+    assert ready == "READY" and reason.startswith("Internal: ValueError: no memory") and server.ready()
     model.set_groups("nonsense")
     assert load(server, "m")[0] == 500
     answers = clients.stop()
