@@ -250,7 +250,8 @@ class Core:
         return actions + ended + self.readiness.died(event.key, now)
 
     def _instance_died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
-        if version.state is VersionState.LOADING or instance in version.joining:
+        awaited = version.instances if version.state is VersionState.LOADING else version.joining
+        if instance in awaited:
             failed = self._startup.process_died(version, instance.spec.name, event, now)
             instance.on(InstanceEvent.DIED)
             return failed

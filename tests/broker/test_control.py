@@ -561,7 +561,7 @@ def test_it_fails_in_the_end():
     bench.found()
     for _ in range(3):
         assert not asked.answers
-        key = bench.only()
+        (key,) = bench.loading()
         bench.fail(key)
         bench.die(key, 1)
     assert "no weights" in asked.error and bench.alive == {}
