@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.step_slots import StepSlots
 from protocol.errors import InvalidArgument
 from protocol.messages import TensorRef
 from protocol.signature import TensorSpec
+
+_MAX_ROUTES = 64  # that are kept of an ensemble; clients choose outputs
 
 
 class Part(NamedTuple):
@@ -38,6 +40,14 @@ class Step(NamedTuple):
     part: Part
 
 
+class Route(NamedTuple):
+    """What a request has to go through for its outputs."""
+
+    outputs: list[str]
+    readers: dict[str, list[int]]  # of each tensor, a step once for each of its inputs
+    decoupled: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An ensemble that has been checked: its steps form a graph from its inputs to its outputs, without a circle."""
@@ -46,6 +56,7 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     max_inflight: int  # of the requests of one step at a time; 0 is no limit
+    _routes: dict[tuple[str, ...], Route] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def decoupled(self) -> bool:
@@ -64,6 +75,20 @@ class Plan:
             for name, tensor in step.outputs
             if tensor in self.outputs and name in step.part.labels
         }
+
+    def route(self, requested: Sequence[str]) -> Route:
+        """For these outputs; none is all."""
+        outputs = tuple(name for name in self.outputs if name in requested) if requested else self.outputs
+        route = self._routes.get(outputs)
+        if route is None:
+            readers: dict[str, list[int]] = {}
+            for index in self.needed(outputs):
+                for _, tensor in self.steps[index].inputs:
+                    readers.setdefault(tensor, []).append(index)
+            route = Route(list(outputs), readers, self.decoupled)
+            if len(self._routes) < _MAX_ROUTES:
+                self._routes[outputs] = route
+        return route
 
     def needed(self, outputs: Sequence[str]) -> list[int]:
         """The steps without which these outputs do not come about."""
@@ -144,14 +169,10 @@ class Run:
         self.plan = plan
         self.id = id
         self.slots = StepSlots(plan.max_inflight) if slots is None else slots
-        self.outputs = [name for name in plan.outputs if name in outputs or not outputs]
+        self.outputs, self._readers, self._decoupled = plan.route(outputs)
         self.running: dict[int, Started] = {}
         self.over = False
         self.ended: list[Memory] = []
-        self._readers: dict[str, list[int]] = {}  # of each tensor, a step once for each of its inputs
-        for index in plan.needed(self.outputs):
-            for _, tensor in plan.steps[index].inputs:
-                self._readers.setdefault(tensor, []).append(index)
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._iterations: dict[str, int] = {}  # so far, of what a decoupled step writes
         self._waiting: dict[int, deque[Started]] = {}  # by step, for others of it to end
@@ -229,10 +250,10 @@ class Run:
                     ready[step, iteration] = None
         for step, iteration in ready:
             self._waiting.setdefault(step, deque()).append(self._start(step, iteration))
-        responses = self._complete(fresh) if self.plan.decoupled else []
-        started = self.resume()
+        responses = self._complete(fresh) if self._decoupled else []
+        started = self.resume() if ready or self._waiting else []
         over = not (self.running or self._waiting)
-        if over and not self.plan.decoupled:
+        if over and not self._decoupled:
             responses = [self._response(0)]
         return Progress(started, responses, over)
 

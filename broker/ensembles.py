@@ -239,9 +239,9 @@ class Ensembles:
         version = flow.members[started.step]
         frames: list[memoryview | bytes] = []
         request = self._request(flow, started, version, frames)
-        shapes = model_shapes(version, request, frames)
-        inputs = [tensor._replace(shape=shape) for tensor, shape in zip(request.inputs, shapes, strict=True)]
-        request = request._replace(inputs=inputs)
+        for position, shape in enumerate(model_shapes(version, request, frames)):
+            if request.inputs[position].shape != shape:
+                request.inputs[position] = request.inputs[position]._replace(shape=shape)
         pending = Pending(request, frames, None, version.batch_size(request), now)
         pending.whole = flow.pending
         if version.config.decoupled and version.plan is None:
@@ -255,17 +255,21 @@ class Ensembles:
     ) -> Request:
         asked = flow.pending.request
         correlation_id, flags = _mark(asked, [value for _, value in started.inputs])
-        specs = {spec.name: spec for spec in version.config.inputs}
-        batching = version.config.max_batch_size > 0
+        specs, batching = version.checker.inputs, version.config.max_batch_size > 0
         inputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
-        return asked._replace(
-            id=next(self._ids),
-            model=version.name,
-            version=version.version,
-            inputs=inputs,
-            outputs=[name for name, _ in flow.run.plan.steps[started.step].outputs],
-            correlation_id=correlation_id,
-            flags=flags,
+        outputs = [name for name, _ in flow.run.plan.steps[started.step].outputs]
+        return Request(  # much quicker than _replace
+            next(self._ids),
+            version.name,
+            version.version,
+            inputs,
+            asked.request_id,
+            outputs,
+            asked.parameters,
+            correlation_id,
+            flags,
+            asked.priority,
+            asked.timeout_us,
         )
 
     # --- the pace ---------------------------------------------------------------------------------------------------
@@ -325,8 +329,7 @@ class Ensembles:
     def _respond(self, flow: Flow, values: dict[str, Value], final: bool, now: int) -> list[Action]:
         version, pending = flow.version, flow.pending
         frames: list[memoryview | bytes] = []
-        specs = {spec.name: spec for spec in version.config.outputs}
-        batching = version.config.max_batch_size > 0
+        specs, batching = version.checker.outputs, version.config.max_batch_size > 0
         outputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
         memories = [value.memory for value in values.values() if value.memory is not None]
         lease = self._new_lease(flow, memories, outputs) if memories else 0
@@ -419,29 +422,26 @@ def _inputs(version: ModelVersion, flow: Flow) -> dict[str, Value | None]:
 
 def _outputs(version: ModelVersion, response: Response, memory: Memory | None, frames: Frames) -> dict[str, Value]:
     mark = _mark_of(response.parameters)
-    return {
-        tensor.name: _value(as_clients_see(version, tensor), frames, memory)._replace(mark=mark)
-        for tensor in response.outputs
-    }
+    return {tensor.name: _value(as_clients_see(version, tensor), frames, memory, mark) for tensor in response.outputs}
 
 
-def _value(tensor: TensorRef, frames: Frames, memory: Memory | None) -> Value:
+def _value(tensor: TensorRef, frames: Frames, memory: Memory | None, mark: SequenceMark | None = None) -> Value:
     if isinstance(tensor.place, int):
-        return Value(tensor, frames[tensor.place], None)
-    return Value(tensor, None, memory)
+        return Value(tensor, frames[tensor.place], None, mark)
+    return Value(tensor, None, memory, mark)
 
 
 def _placed(
     name: str, value: Value, spec: TensorSpec | None, batching: bool, frames: list[memoryview | bytes]
 ) -> TensorRef:
     """For a model, or the client: with the batch dimension that it expects, inline bytes at the end of ``frames``."""
-    tensor = value.tensor._replace(name=name)
+    _, datatype, shape, place, shared = value.tensor
     if spec is not None:
-        tensor = tensor._replace(shape=_batched(tensor.shape, spec, batching))
+        shape = _batched(shape, spec, batching)
     if value.frame is not None:
-        tensor = tensor._replace(place=len(frames))
+        place = len(frames)
         frames.append(value.frame)
-    return tensor
+    return TensorRef(name, datatype, shape, place, shared)
 
 
 def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[int, ...]:
@@ -461,7 +461,7 @@ def _mark(request: Request, values: Iterable[Value]) -> SequenceMark:
 
 def _mark_of(parameters: Parameters) -> SequenceMark | None:
     """Models may name another sequence, for the steps that follow, by parameters of a response."""
-    if not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
+    if not parameters or not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
         return None
     named = parameters.get("sequence_id", 0)
     start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))

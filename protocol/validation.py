@@ -74,6 +74,8 @@ class Checker:
         self.signature = signature
         self._inputs = {spec.name: self._expected(spec) for spec in signature.inputs}
         self._outputs = frozenset(spec.name for spec in signature.outputs)
+        self.inputs = {spec.name: spec for spec in signature.inputs}
+        self.outputs = {spec.name: spec for spec in signature.outputs}
         self.reshaped = {spec.name: spec for spec in signature.outputs if spec.reshape is not None}
         self._required = sum(not spec.optional for spec in signature.inputs)
         self._max_batch_size = signature.max_batch_size
