@@ -6,7 +6,7 @@ id. Their shape is [1], with batching [1,1].
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -23,46 +23,49 @@ class _Control(NamedTuple):
     name: str
     kind: str
     datatype: str
-    false_true: Tuple[Any, ...]
+    false_true: Tuple[Any, ...]  # arrays; none for a correlation id
 
 
 class Controls:
     """Of one model."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._shape = (1, 1) if config.get("max_batch_size", 0) > 0 else (1,)
         controls = [
-            _control(tensor["name"], control)
+            _control(tensor["name"], control, self._shape)
             for tensor in config.get("sequence_batching", {}).get("control_input", [])
             for control in tensor.get("control", [])
         ]
         self._controls = list({control.name: control for control in controls}.values())
-        self._shape = (1, 1) if config.get("max_batch_size", 0) > 0 else (1,)
 
     def tensors(self, request: messages.Request, ready: bool) -> List[Tensor]:
         """New ones: the model may write to its inputs."""
-        if not self._controls:
-            return []
+        flags = request.flags if ready else 0
         states = {
-            _START: ready and bool(request.flags & messages.SEQUENCE_START),
-            _END: ready and bool(request.flags & messages.SEQUENCE_END),
+            _START: bool(flags & messages.SEQUENCE_START),
+            _END: bool(flags & messages.SEQUENCE_END),
             _READY: ready,
         }
-        return [Tensor(one.name, self._array(one, states, request.correlation_id)) for one in self._controls]
+        return [
+            Tensor(one.name, one.false_true[states[one.kind]].copy() if one.false_true else self._id(one, request))
+            for one in self._controls
+        ]
 
-    def _array(self, control: _Control, states: Dict[str, bool], correlation_id: object) -> np.ndarray[Any, Any]:
-        if control.kind != _CORRELATION_ID:
-            return np.full(self._shape, control.false_true[states[control.kind]], DTYPE[control.datatype])
+    def _id(self, control: _Control, request: messages.Request) -> np.ndarray[Any, Any]:
+        id = request.correlation_id
         if control.datatype == "BYTES":
             array = np.empty(self._shape, np.object_)
-            array.fill(correlation_id.encode() if isinstance(correlation_id, str) else b"")
+            array.fill(id.encode() if isinstance(id, str) else b"")
             return array
-        number = correlation_id if isinstance(correlation_id, int) else 0
-        return np.full(self._shape, number, np.uint64).astype(DTYPE[control.datatype])  # the lowest bits
+        array = np.empty(self._shape, np.uint64)
+        array.fill(id if isinstance(id, int) else 0)
+        return array.astype(DTYPE[control.datatype], copy=False)  # the lowest bits
 
 
-def _control(name: str, control: Mapping[str, Any]) -> _Control:
+def _control(name: str, control: Mapping[str, Any], shape: Tuple[int, ...]) -> _Control:
     kind = control.get("kind", _START)  # the first of them
     if kind == _CORRELATION_ID:
         return _Control(name, kind, datatypes.BY_CONFIG_NAME[control["data_type"]].name, ())
     field, datatype = next(row for row in _FALSE_TRUE if control.get(row[0]))
-    return _Control(name, kind, datatype, tuple(control[field]))
+    arrays = tuple(np.full(shape, value, DTYPE[datatype]) for value in control[field])
+    return _Control(name, kind, datatype, arrays)
