@@ -10,7 +10,7 @@ from broker.events import Override, StubDied
 from broker.instance import Instance
 from broker.instance_update import compare
 from broker.model_config import InstanceSpec, ModelConfigMessage, from_message
-from protocol.messages import Finish
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Finish
 from tests.broker.test_control import ControlBench, source
 
 
@@ -191,6 +191,52 @@ def test_versions_that_stay_are_left_alone_when_the_policy_changes(bench):
     ask(bench, with_groups("c", m=2))
     bench.sleep(0.2)
     assert len(bench.finishing()) == 2 and bench.core.registry.serving() == [row]
+
+
+def with_sequences(fingerprint: str, kind: int, count: int):
+    one = with_groups(fingerprint)
+    message = one.config.message
+    message.sequence_batching.direct.SetInParent()
+    message.sequence_batching.max_sequence_idle_microseconds = 10_000_000
+    message.instance_group.add(name="m", count=count, kind=kind)
+    return dataclasses.replace(one, config=from_message(message))
+
+
+def test_sequences_go_on_where_they_are_until_they_end():
+    """As three instances are replaced by one of another kind, of which two hold a sequence."""
+    bench = ControlBench()
+    bench.serve(with_sequences("a", 2, 3))
+    holder = {}
+    for id in (1, 2):
+        step(bench, id, SEQUENCE_START, holder)
+    asked = ask(bench, with_sequences("b", 3, 1))
+    (new,) = bench.loading()
+    bench.bring_up()
+    (idle,) = bench.finishing()
+    assert idle not in holder.values() and not asked.answers
+    finish(bench)
+    bench.turn()
+    assert asked.error is None, "it waits for no sequence"
+    for id in (1, 2):
+        step(bench, id, 0, holder)
+    step(bench, 3, SEQUENCE_START, holder)
+    assert holder[3] == new and bench.finishing() == []
+    for id in (1, 2):
+        step(bench, id, SEQUENCE_END, holder)
+        assert bench.finishing() == [holder[id]]
+        finish(bench)
+    bench.turn()
+    assert list(bench.alive) == [new]
+
+
+def step(bench, id: int, flags: int, holder: dict[int, str]) -> None:
+    """A request of a sequence goes to where the sequence is, and is answered."""
+    request = bench.submit(correlation_id=id, flags=flags)
+    bench.turn()
+    (key,) = [key for key in bench.alive if bench.held(key)]
+    assert holder.setdefault(id, key) == key
+    bench.answer(key)
+    assert bench.response(request).error is None
 
 
 def spec(name: str, likeness: bytes = b"", device: int = 0) -> InstanceSpec:
