@@ -16,10 +16,10 @@ from shm.errors import ShmFull
 from shm.ring import Ring
 from shm.store import Block, Store
 
-ROWS_FROM_NBYTES = (
-    64 << 10
-)  # of a request's inputs: below, a slot (2 us, a block of its own 1) costs as much as it saves
-_FIRST_SLOTS = 8
+# Of a request's inputs. Below, a slot, which takes 1 us more than a block of its own, costs about what it saves.
+ROWS_FROM_NBYTES = 64 << 10
+_FIRST_SLOTS = 8  # but no more than 4 MiB, unless two requests take that
+_FIRST_NBYTES = 4 << 20
 _LARGEST_NBYTES = 64 << 20
 _LEFT = 4  # a slab takes no more than this part of the shared memory that is left
 _SLABS = 4  # of a model version: what more there is goes to blocks of its own
@@ -94,7 +94,7 @@ class BatchRows:
         if slab is None:
             if len(self._slabs) >= _SLABS or any(nbytes % ALIGNMENT or not nbytes for nbytes in sizes):
                 return None
-            slab = self._begin(sizes, _FIRST_SLOTS)
+            slab = self._begin(sizes, max(2, min(_FIRST_SLOTS, _FIRST_NBYTES // sum(sizes))))
         elif not slab.ring.has_room:
             slab = self._replace(slab, sizes)
         return None if slab is None else slab.take()

@@ -75,6 +75,13 @@ def test_there_is_more_room_when_more_requests_are_under_way(store: Store) -> No
     rows.check()
 
 
+def test_a_lone_client_of_large_tensors_takes_the_memory_of_two(store: Store) -> None:
+    rows = BatchRows(store, 64)
+    for _ in range(10):
+        store.free(take(rows, 3 << 20).block)
+    assert in_use(store) == 2 * (3 << 20)
+
+
 def test_requests_that_stay_keep_no_more_than_one_slab_beside_that_in_use(store: Store) -> None:
     rows = BatchRows(store, 8)
     kept = []
