@@ -269,6 +269,10 @@ class Requests:
         actions = self._expire(now)
         if self._answering.ensembles.has_news:
             actions += self._queue_steps(now)
+        if self._limiter is not None:  # which passes over models that nothing waits for
+            for version in self._dirty:
+                if version.sequences is not None:
+                    actions += self._end_sequences(version, version.sequences, now)
         for version in self._dirty if self._limiter is None else self._limiter.turns(self._dirty, now):
             if version.sequences is not None:
                 actions += self._dispatch_sequences(version, version.sequences, now)
@@ -306,17 +310,26 @@ class Requests:
         return self._expire(now) + self._give_work(version, now)
 
     def _dispatch_sequences(self, version: ModelVersion, sequences: Sequences, now: int) -> list[Action]:
+        actions = self._end_sequences(version, sequences, now)
+        for batch in sequences.take(now):
+            sequencing.take_turns(version, batch.requests)
+            actions.append(self._execute(version, batch.instance, [batch.requests], now, batch.slots, batch.places))
+        self._look_again(version, sequences)
+        return actions
+
+    def _end_sequences(self, version: ModelVersion, sequences: Sequences, now: int) -> list[Action]:
+        """Those that have been idle, or have waited for a slot, for too long."""
         actions: list[Action] = []
         for pending in sequences.expire(now):
             version.recorder.dequeued()
             actions += self._answering.fail(version, pending, Unavailable(sequencing.EXPIRED), now, REJECTED)
-        for batch in sequences.take(now):
-            sequencing.take_turns(version, batch.requests)
-            actions.append(self._execute(version, batch.instance, [batch.requests], now, batch.slots, batch.places))
+        self._look_again(version, sequences)
+        return actions
+
+    def _look_again(self, version: ModelVersion, sequences: Sequences) -> None:
         again_ns = sequences.next_deadline()
         if again_ns is not None:
             self._again[version] = again_ns
-        return actions
 
     def _queue_steps(self, now: int) -> list[Action]:
         """What ensembles want done since the last turn; of some steps it is known at once that they fail."""

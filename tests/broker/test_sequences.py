@@ -22,8 +22,8 @@ NOT_STARTED = (
 def serving(make_bench):
     """A function that loads "m" with this ``sequence_batching``, and returns the bench."""
 
-    def serve(batching=None, instances=1, size=2, **fields):
-        bench = make_bench()
+    def serve(batching=None, instances=1, size=2, settings=None, **fields):
+        bench = make_bench(**settings or {})
         bench.load(instances=instances, max_batch_size=size, sequence_batching=batching or {"direct": {}}, **fields)
         bench.bring_up()
         return bench
@@ -100,8 +100,9 @@ def test_an_end_frees_the_slot_for_the_oldest_that_waits(serving):
     assert recorder(bench).pending == 0
 
 
-def test_one_that_is_idle_for_too_long_is_over(serving):
-    bench = serving({"direct": {}, "max_sequence_idle_microseconds": 500_000})
+@pytest.mark.parametrize("settings", [{}, {"rate_limits": ()}])
+def test_one_that_is_idle_for_too_long_is_over(serving, settings):
+    bench = serving({"direct": {}, "max_sequence_idle_microseconds": 500_000}, settings=settings)
     key = bench.only()
     send(bench, 7, S)
     bench.sleep(0.6)  # it is being executed
