@@ -19,6 +19,7 @@ _AT_ONCE_NBYTES = 256 << 10  # of the message; about a millisecond
 _PIECE_NBYTES = 64 << 10  # of what is compressed: the rest of a piece is copied for each step
 _STEP_NBYTES = 1 << 20
 _HELD_NBYTES = 64 << 20
+_PER_MESSAGE_NBYTES = 100  # an empty one takes memory, too
 
 
 class Inflating:
@@ -78,7 +79,7 @@ class Held:
 
     def add(self, message: Buffer | Inflating) -> None:
         """A copy. Raises GrpcError if it is too much."""
-        self._nbytes += len(message)
+        self._nbytes += len(message) + _PER_MESSAGE_NBYTES
         if self._nbytes > _HELD_NBYTES:
             raise GrpcError(RESOURCE_EXHAUSTED, "too much behind a compressed message")
         self._messages.append(message if isinstance(message, Inflating) else bytes(message))
