@@ -1,4 +1,4 @@
-"""docs/model-surface.md names tests and recorded cases that exist."""
+"""docs/model-surface.md and docs/server-surface.md name tests and recorded cases that exist."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from tests.conformance.corpus import CASES
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "model-surface.md"
+PAGES = ("model-surface.md", "server-surface.md")
 ROW = re.compile(r"\| (?P<promise>.+) \| (?P<shown>.+) \|")
 
 
-def rows() -> list[tuple[str, str]]:
-    lines = [ROW.fullmatch(line) for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+def rows(page: str) -> list[tuple[str, str]]:
+    text = (TESTS.parent / "docs" / page).read_text()
+    lines = [ROW.fullmatch(line) for line in text.splitlines() if line.startswith("| ")]
     assert all(lines), "a row has two cells"
     return [(row["promise"], row["shown"]) for row in lines if row and row["shown"] != "shown by"]
 
@@ -35,15 +36,18 @@ def names() -> set[str]:
     return found
 
 
-def test_every_row_names_a_test_that_exists_or_says_what_is_missing(names: set[str]) -> None:
-    lost = [shown for _, shown in rows() if shown not in names and not shown.startswith("not yet")]
+@pytest.mark.parametrize("page", PAGES)
+def test_every_row_names_a_test_that_exists_or_says_what_is_missing(page: str, names: set[str]) -> None:
+    lost = [shown for _, shown in rows(page) if shown not in names and not shown.startswith("not yet")]
     assert not lost, "\n".join(lost)
 
 
-def test_nothing_is_promised_twice() -> None:
-    promises = [promise for promise, _ in rows()]
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_promised_twice(page: str) -> None:
+    promises = [promise for promise, _ in rows(page)]
     assert len(set(promises)) == len(promises), sorted({one for one in promises if promises.count(one) > 1})
 
 
-def test_the_rows_are_short() -> None:
-    assert [promise for promise, _ in rows() if len(promise) > 70] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_the_rows_are_short(page: str) -> None:
+    assert [promise for promise, _ in rows(page) if len(promise) > 70] == []
