@@ -85,7 +85,7 @@ class Answering:
             instance.outstanding.appendleft(dispatched)
             return self._executed_in_part(version, instance, executed, frames, now)
         instance.observe(executed.input_ns + executed.infer_ns + executed.output_ns)
-        instance.freed(now)
+        instance.freed(executed.ended_ns, now)
         self._uncounted.append((version, dispatched, executed, now))
         actions: list[Action] = []
         for pending, response in zip(dispatched.requests, executed.responses, strict=True):
@@ -109,9 +109,9 @@ class Answering:
         for response in executed.responses:
             actions += self._responded(version, instance, response, frames, now)
         dispatched = instance.outstanding.popleft()
-        _, input_ns, infer_ns, output_ns, _, _, rescheduled = executed
+        _, input_ns, infer_ns, output_ns, _, _, rescheduled, ended_ns = executed
         instance.observe(input_ns + infer_ns + output_ns)
-        instance.freed(now)
+        instance.freed(ended_ns, now)
         version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
         timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
         for pending, ended_ns in dispatched.ended:
@@ -206,7 +206,7 @@ class Answering:
     def count(self) -> None:
         """Statistics of what has been executed."""
         for version, dispatched, executed, now in self._uncounted:
-            _, input_ns, infer_ns, output_ns, _, responses, _ = executed
+            _, input_ns, infer_ns, output_ns, _, responses, _, _ = executed
             version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
             timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
             for pending, response in zip(dispatched.requests, responses, strict=True):

@@ -202,11 +202,12 @@ class Instance:
         estimate = self.execute_ns
         self.execute_ns = execute_ns if execute_ns >= estimate else estimate - (estimate - execute_ns) // 8
 
-    def freed(self, now: int) -> None:
-        """The oldest batch that it held is over."""
-        took_ns = now - self.began_ns
+    def freed(self, ended_ns: int, now: int) -> None:
+        """The oldest batch that it held is over since ``ended_ns``, as its process says: we may notice much later."""
+        ended_ns = ended_ns if self.began_ns < ended_ns < now else now
+        took_ns = ended_ns - self.began_ns
         self.cycle_ns += (took_ns - self.cycle_ns) // 8 if self.cycle_ns else took_ns
-        self.began_ns = now
+        self.began_ns = ended_ns
 
     def next_due_ns(self) -> int:
         """When to send what it executes next, so that it comes just in time; 0: not before the last one is over.

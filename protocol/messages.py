@@ -207,6 +207,7 @@ class Executed(NamedTuple):
     failed: bool  # execute raised or returned something malformed
     responses: List[Response]
     rescheduled: List[int] = []  # requests that want to be executed again
+    ended_ns: int = 0  # when, in the host's monotonic clock; 0: not said
 
 
 class Results(NamedTuple):

@@ -154,3 +154,15 @@ def test_an_answer_or_a_long_life_earns_an_immediate_restart(instance, earn):
         hold(instance, 1)
         instance.take(executed(1, 1))
     assert die(instance, 20 + (SETTINGS.healthy_ns if earn == "a long life" else 1)) == 0
+
+
+def test_how_long_a_batch_keeps_an_instance_is_measured_by_the_process_itself(instance):
+    """What is noticed late is no reason to send the next one late."""
+    instance.began_ns = 1_000_000
+    instance.outstanding.append(Dispatched(1, [], 0))
+    instance.freed(11_000_000, now=15_000_000)
+    assert instance.next_due_ns() == 11_000_000 + 10_000_000 - 1_000_000
+    for odd in (0, 5, 99_000_000):  # not said, before it began, in the future
+        instance.began_ns, instance.cycle_ns = 11_000_000, 0
+        instance.freed(odd, now=15_000_000)
+        assert instance.next_due_ns() == 15_000_000 + 4_000_000 * 4 // 5
