@@ -53,6 +53,9 @@ def _waited_for(pending: Pending, living: Living) -> list[Instance]:
     version = living[pending.request.id][0]
     if pending.holder:
         return [one for one in version.every_instance() if one.index == pending.holder]
+    seat = version.sequences.seat_of(pending) if version.sequences is not None else None
+    if seat is not None:
+        return [seat]
     return [one for one in version.instances if not one.spec.passive]
 
 

@@ -21,7 +21,6 @@ from broker.instance import Instance, InstanceState
 from broker.queue import Pending
 from broker.sequence_batch import Ready, Sequence, Slot, choose, number
 from broker.sequence_rules import SequenceRules
-from protocol.errors import STOPPING, Unavailable
 from protocol.messages import SEQUENCE_END, SEQUENCE_START, Request
 
 Id = int | str  # two spaces: 7 and "7" are different sequences
@@ -73,14 +72,17 @@ class Sequences:
     def is_live(self, id: Id) -> bool:
         return id in self._live
 
+    def seat_of(self, pending: Pending) -> Instance | None:
+        """The instance that is to execute it; None while its sequence has no slot."""
+        sequence = self._of.get(pending.request.id)
+        return None if sequence is None or sequence.slot is None else sequence.slot.instance
+
     # --- a request comes ------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request, batch_size: int, stopping: bool = False) -> None:
-        """Raises InvalidArgument or Unavailable."""
+    def admit(self, request: Request, batch_size: int) -> None:
+        """Raises InvalidArgument."""
         self.rules.check(request, batch_size)
         starts = request.flags & SEQUENCE_START or not request.correlation_id
-        if starts and stopping:
-            raise Unavailable(STOPPING)
         if not starts and request.correlation_id not in self._live:
             raise self.rules.not_started(request)
 

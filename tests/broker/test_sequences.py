@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, LoadModels, Say
+from broker.events import Cancelled, LoadModels, Say, StubSaid
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.queue import Pending
 from broker.sequence_batch import Choice, Sequence, Slot, choose
 from broker.sequence_rules import SequenceRules
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Request, Response, TensorRef
+from protocol.messages import (
+    CALL,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Answered,
+    Call,
+    Handle,
+    Request,
+    Response,
+    TensorRef,
+)
 
 S, E = SEQUENCE_START, SEQUENCE_END
 NOT_STARTED = (
@@ -164,6 +174,29 @@ def _restart(bench) -> None:
     key = next(key for key in bench.alive if not bench.core._roster.serving(key)[1].ready_since)
     bench.hello(key)
     bench.loaded(key)
+
+
+def test_a_call_to_the_sequence_that_makes_it_fails_instead_of_waiting_for_itself(serving):
+    bench = serving(instances=2)
+    first = next(iter(bench.alive))
+    send(bench, 7, S)
+    assert bench.held(first)
+    tensor = TensorRef("X", "FP32", (1, 4), Handle("stub", 128, 16))
+    request = Request(0, "m", -1, [tensor], correlation_id=7)
+    bench.tell(StubSaid(first, Call(CALL, 1, request, bench.inside(first), True, False), ()))
+    bench.turn()
+    (answered,) = bench.sent(first, Answered)
+    assert "would wait for itself" in answered.response.error[1]
+
+
+def test_until_as_many_wait_as_the_setting_says_none_leaves(serving):
+    bench = serving(settings={"delay_scheduler": 3})
+    key = bench.only()
+    for id in (1, 2):
+        send(bench, id, S)
+    assert bench.held(key) == []
+    send(bench, 2)
+    assert len(bench.held(key)) == 2
 
 
 def test_an_answer_that_is_still_to_come_keeps_the_next_request_back(serving):
