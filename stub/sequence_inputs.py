@@ -44,10 +44,12 @@ class SequenceInputs:
         tensors = self._controls.tensors(each.message, True)
         return tensors if each.state is None else tensors + each.state.tensors()
 
+    def null_inputs(self, each: OpenRequest) -> List[Tensor]:
+        return [zeros(one.datatype, one.shape).tensor(one.name) for one in each.message.inputs]
+
     def null_tensors(self, each: OpenRequest, real: OpenRequest) -> List[Tensor]:
-        """All inputs of a null request, in the shapes of those of a ``real`` one."""
-        tensors = [zeros(one.datatype, one.shape).tensor(one.name) for one in each.message.inputs]
-        tensors += self._controls.tensors(each.message, False)
+        """Beside the inputs of a null request, in the shapes of those of a ``real`` one."""
+        tensors = self._controls.tensors(each.message, False)
         if real.state is not None:
             tensors += [zeros(value.datatype, value.shape).tensor(name) for name, value in real.state.values.items()]
         return tensors

@@ -141,11 +141,14 @@ class Session:
         real = next((each for each in opened if not each.is_null), None)
         for each in opened:
             if each.is_null and real is not None:
-                request = receive_request(each.message, sequences.null_tensors(each, real), each, _NO_OUTPUTS)
+                inputs = sequences.null_inputs(each)
+                if self._input_gpu is not None:
+                    inputs = [on_gpu(tensor, self._input_gpu) for tensor in inputs]
+                inputs += sequences.null_tensors(each, real)
+                requests.append(receive_request(each.message, inputs, each, _NO_OUTPUTS))
             else:
-                request = self._receive_one(each, view)
-                request._inputs += sequences.tensors(each)
-            requests.append(request)
+                requests.append(self._receive_one(each, view))
+                requests[-1]._inputs += sequences.tensors(each)
         return requests
 
     def _receive_one(self, opened: OpenRequest, view: View) -> InferenceRequest:
