@@ -70,6 +70,24 @@ def execute(self, requests):
 """
 
 
+# Asks "two" the same, as part of the same sequence.
+CALLER = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        call = pb_utils.InferenceRequest(
+            model_name="two", inputs=request.inputs(), requested_output_names=["SUM", "SEEN"],
+            correlation_id=request.correlation_id(), flags=request.flags(),
+        )
+        response = call.exec()
+        if response.has_error():
+            answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(response.error().message())))
+        else:
+            answers.append(pb_utils.InferenceResponse(response.output_tensors()))
+    return answers
+"""
+
+
 class Models:
     """A server with the models of this file, and clients of it."""
 
@@ -138,6 +156,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     repository.add("waiting", SUMS, config=config(slow))
     repository.add("shapes", SUMS, config=config("direct {}", dims="-1"))
     repository.add("named", SUMS, config=config("direct {}", id="TYPE_STRING"))
+    plain = config("direct {}").split("sequence_batching")[0]
+    repository.add("caller", CALLER, config=plain)
     repository.add("small", SUMS, config=config("direct {}", id="TYPE_INT32"))
     with serving(repository, tmp_path_factory.mktemp("logs")) as start:
         yield Models(start(), repository)
@@ -344,6 +364,12 @@ def _kill(models: Models, model: str) -> None:
     for process in models.server.processes():
         if f"stub: {model}:1 " in " ".join(process.cmdline()):
             process.kill()
+
+
+def test_a_model_goes_on_with_a_sequence_of_another(models: Models) -> None:
+    totals = [models.infer("caller", 77, value, flags).total for value, flags in ((1, "S"), (2, ""), (3, "E"))]
+    assert totals == [1, 3, 6]
+    assert "sequence 77 to model 'two' must specify the START flag" in models.refused("caller", 77)
 
 
 def test_many_sequences_at_once_by_stream(models: Models) -> None:
