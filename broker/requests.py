@@ -248,7 +248,7 @@ class Requests:
             version.queue.cancel(pending)
         else:
             withdrawn = version.sequences.cancel(pending, now)
-            self._dirty[version] = None
+        self.touch(version)  # those behind it may be a batch without it
         actions: list[Action] = []
         for one in withdrawn:
             version.recorder.dequeued()
@@ -432,8 +432,8 @@ class Requests:
             found = self._answering.living.get(heappop(self._timeouts)[1])
             if found is not None and not found[1].holder:
                 version, pending = found
+                self.touch(version)  # others come before it now, or may be a batch without it
                 if not version.queue.expire(pending):
-                    self.touch(version)  # others come before it now
                     continue
                 version.recorder.dequeued()
                 expired = Unavailable("Request timeout expired")

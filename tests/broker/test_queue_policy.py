@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.events import Cancelled
 from broker.queue_policy import QueuePolicy
 from protocol.errors import ErrorKind
 from protocol.messages import Request
@@ -97,3 +98,22 @@ def test_requests_that_wait_together_are_executed_together_after_the_delay(make_
     bench.sleep(0.0005)
     assert len(bench.take_batch(key).requests) == 3
     assert next(iter(bench.recorder)).closed["delay"] == 1
+
+
+@pytest.mark.parametrize("leaves", ["rejected", "cancelled"])
+def test_once_one_has_left_those_behind_it_may_have_a_preferred_size(make_bench, leaves):
+    bench = make_bench()
+    policy = {"default_timeout_microseconds": 5_000_000, "allow_timeout_override": True}
+    rules = {"preferred_batch_size": [2, 8], "max_queue_delay_microseconds": 1_000_000, "default_queue_policy": policy}
+    bench.load(max_batch_size=8, dynamic_batching=rules)
+    bench.bring_up()
+    first = bench.submit(rows=1, timeout_us=1000)
+    bench.submit(rows=2)
+    bench.turn()
+    assert bench.held(bench.only()) == []
+    if leaves == "cancelled":
+        bench.tell(Cancelled(first))
+        bench.turn()
+    else:
+        bench.sleep(0.001)
+    assert len(bench.take_batch(bench.only()).requests) == 1
