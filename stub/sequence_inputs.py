@@ -41,15 +41,16 @@ class SequenceInputs:
 
     def tensors(self, each: OpenRequest) -> List[Tensor]:
         """Beside the inputs of a real request."""
-        tensors = self._controls.tensors(each.message, True)
+        tensors = self._controls.tensors(each.message)
         return tensors if each.state is None else tensors + each.state.tensors()
 
-    def null_inputs(self, each: OpenRequest) -> List[Tensor]:
-        return [zeros(one.datatype, one.shape).tensor(one.name) for one in each.message.inputs]
+    def null_inputs(self, real: OpenRequest) -> List[Tensor]:
+        """In the shapes of those of a real request."""
+        return [zeros(one.datatype, one.shape).tensor(one.name) for one in real.message.inputs]
 
-    def null_tensors(self, each: OpenRequest, real: OpenRequest) -> List[Tensor]:
-        """Beside the inputs of a null request, in the shapes of those of a ``real`` one."""
-        tensors = self._controls.tensors(each.message, False)
-        if real.state is not None:
-            tensors += [zeros(value.datatype, value.shape).tensor(name) for name, value in real.state.values.items()]
-        return tensors
+    def null_states(self, real: OpenRequest) -> List[Tensor]:
+        state = real.state
+        return [] if state is None else [zeros(v.datatype, v.shape).tensor(name) for name, v in state.values.items()]
+
+    def null_controls(self) -> List[Tensor]:
+        return self._controls.null_tensors()

@@ -137,19 +137,24 @@ class Session:
     def _receive_sequences(
         self, sequences: SequenceInputs, opened: List[OpenRequest], view: View
     ) -> List[InferenceRequest]:
+        """The null requests of a batch share all but their controls: nothing is to be made of the rest."""
         requests = []
-        real = next((each for each in opened if not each.is_null), None)
+        null: List[Tensor] = []
         for each in opened:
-            if each.is_null and real is not None:
-                inputs = sequences.null_inputs(each)
-                if self._input_gpu is not None:
-                    inputs = [on_gpu(tensor, self._input_gpu) for tensor in inputs]
-                inputs += sequences.null_tensors(each, real)
-                requests.append(receive_request(each.message, inputs, each, _NO_OUTPUTS))
-            else:
+            if not each.is_null:
                 requests.append(self._receive_one(each, view))
                 requests[-1]._inputs += sequences.tensors(each)
+                continue
+            if not null:
+                null = self._null_tensors(sequences, next(one for one in opened if not one.is_null))
+            requests.append(receive_request(each.message, null + sequences.null_controls(), each, _NO_OUTPUTS))
         return requests
+
+    def _null_tensors(self, sequences: SequenceInputs, real: OpenRequest) -> List[Tensor]:
+        inputs = sequences.null_inputs(real)
+        if self._input_gpu is not None:
+            inputs = [on_gpu(tensor, self._input_gpu) for tensor in inputs]
+        return inputs + sequences.null_states(real)
 
     def _receive_one(self, opened: OpenRequest, view: View) -> InferenceRequest:
         message = opened.message

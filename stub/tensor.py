@@ -220,6 +220,17 @@ def receive(
     return tensor, root
 
 
+def own(name: str, datatype: str, array: NDArray[Any]) -> Tensor:
+    """Over an array of ours, C-ordered and of just that datatype."""
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name
+    tensor._datatype = datatype
+    tensor._shape = array.shape
+    tensor._array = array
+    tensor._data = tensor._place = None
+    return tensor
+
+
 def lend(tensor: Tensor) -> Optional[Place]:
     """For others to look at, if the model has not yet."""
     place = tensor._place
