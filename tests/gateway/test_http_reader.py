@@ -108,7 +108,7 @@ def test_a_large_body_lands_in_a_block_with_its_tensors_aligned(store: Store, st
 
 @pytest.mark.parametrize("step", [1, 99, 100, 101, 7777, 1 << 20])
 @pytest.mark.parametrize("header_nbytes", [0, 100])
-@pytest.mark.parametrize("nbytes", [LARGE_NBYTES, 2 << 20])
+@pytest.mark.parametrize("nbytes", [LARGE_NBYTES, 5 << 18])
 def test_tensors_of_requests_that_may_make_a_batch_land_side_by_side(
     store: Store, step: int, header_nbytes: int, nbytes: int
 ) -> None:
