@@ -210,6 +210,19 @@ def test_an_answer_that_is_still_to_come_keeps_the_next_request_back(serving):
     assert len(bench.held(key)) == 1
 
 
+def test_responses_come_in_the_order_in_which_their_requests_left(serving):
+    oldest = {"max_candidate_sequences": 4, "preserve_ordering": True}
+    bench = serving({"oldest": oldest}, size=4, decoupled=True)
+    key = bench.only()
+    requests = [bench.submit(rows=1, correlation_id=id, flags=S) for id in (1, 2)]
+    bench.turn()
+    bench.executed(key)
+    bench.results(key, responses=[Response(requests[1], [])])
+    assert bench.response(requests[1]) is None
+    bench.results(key, responses=[Response(requests[0], [])])
+    assert [bench.response(one) is not None for one in requests] == [True, True]
+
+
 def test_sequences_that_run_finish_on_the_version_that_was_replaced(serving):
     bench = serving(size=2)
     old = bench.only()
