@@ -7,6 +7,7 @@ Oldest: those that became ready first go, in any place, with the rules of dynami
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import NamedTuple
 
 from broker.instance import Instance
@@ -71,7 +72,7 @@ def _direct(ready: Ready, rules: SequenceRules, now: int) -> Choice:
 
 
 def _oldest(ready: Ready, rules: SequenceRules, now: int) -> Choice:
-    found = list(ready)[: rules.max_size]
+    found = list(islice(ready, rules.max_size))
     same = _same(found, rules)
     if False in same:
         found = found[: same.index(False)]
