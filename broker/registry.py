@@ -221,6 +221,10 @@ class Registry:
         """Nothing is loading or has failed; what was unloaded is no failure."""
         return not self._failures and all(map(_as_it_should_be, self._rows()))
 
+    def failed(self) -> set[str]:
+        """The models that could not be loaded."""
+        return self._failures | {one.name for one in self._rows() if not _as_it_should_be(one)}
+
     def unfinished(self) -> list[ModelVersion]:
         """Those of which an instance may still have a process."""
         return [one for one in self if not one.gone()]

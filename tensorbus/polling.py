@@ -7,7 +7,7 @@ for the next poll, once; a load that has failed is tried again with each poll.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from tensorbus.repository import Repositories
 log = structlog.get_logger()
 
 _SETTLES_S = 0.3
+_FAILED = "failed"  # no stamp of anything
 
 Stamps = Mapping[str, str]  # by model; "" for what cannot be one
 
@@ -34,7 +35,8 @@ class Poller:
     """Which models are to be loaded and unloaded. Pure."""
 
     def __init__(self, seen: Stamps) -> None:
-        """``seen`` are those that were there when the models to begin with were loaded."""
+        """``seen`` are those that were there when the models to begin with were loaded; of those that could not be
+        ``try_again`` tells."""
         self._seen = dict(seen)
         self._loading: set[str] = set()
         self._in_motion: set[str] = set()  # at the last poll
@@ -61,7 +63,11 @@ class Poller:
         """A load has come to its end."""
         self._loading.discard(model)
         if failed:
-            self._seen.pop(model, None)
+            self.try_again([model])
+
+    def try_again(self, models: Iterable[str]) -> None:
+        """With the next poll, though they be as they were."""
+        self._seen.update({model: _FAILED for model in models if self._seen.get(model)})
 
 
 async def poll_for_ever(broker: BrokerServer, repositories: Repositories, poller: Poller, every_s: float) -> None:

@@ -157,6 +157,8 @@ class Services:
         polls = settings.model_control_mode == "poll" and settings.repository_poll_secs > 0
         poller = Poller(await self.repositories.look()) if polls else None
         await self.repositories.load(self.broker, settings.models_at_start)
+        if poller is not None:
+            poller.try_again(self.broker.core.registry.failed())
         await fronts
         index = self.broker.core.registry.index(ready=False)
         log_table(repository_agents_table())

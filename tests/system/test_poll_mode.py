@@ -22,6 +22,11 @@ def test_models_versions_and_configurations_come_change_and_go(
     """All in a few polls: waiting for them is what takes the time."""
     code, versions, named = (repository.add(name, NUMBER % 1) for name in ("code", "versions", "named"))
     repository.add("twice", NUMBER % 1)
+    hindrance = tmp_path / "hindrance"
+    hindrance.touch()
+    repository.add(
+        "later", NUMBER % 1 + f"\ndef initialize(self, args):\n    assert not os.path.exists({str(hindrance)!r})"
+    )
     other = Repository(tmp_path / "other")
     other.path.mkdir()
     server = start(
@@ -29,7 +34,10 @@ def test_models_versions_and_configurations_come_change_and_go(
         "--repository-poll-secs=1",
         f"--model-repository={other.path}",
         "--model-config-name=small",
+        "--exit-on-error=false",
     )
+    hindrance.unlink()
+    eventually(lambda: answers(server, "later", 1))
     assert server.lines("| model_config_name", "small") and server.lines("| model_control_mode", "MODE_POLL")
     assert load(server, "code") == unload(server, "code") == (503, NOT_ALLOWED)
     clients = Background(2, lambda: server.post("code", [0.0]).data)
@@ -59,5 +67,8 @@ def test_models_versions_and_configurations_come_change_and_go(
     custom.unlink()
     eventually(lambda: answers(server, "code", 3) and answers(server, "versions", 1) and answers(server, "twice", 2))
     eventually(lambda: not server.stubs("new") and [process.pid for process in server.stubs("named")] == [pid])
-    assert set(server.index()) == {"code:1", "versions:1", "versions:2", "named:1", "twice:1"} and server.ready()
+    assert (
+        set(server.index()) == {"code:1", "versions:1", "versions:2", "named:1", "twice:1", "later:1"}
+        and server.ready()
+    )
     assert {value for (value,) in clients.stop()} <= {1.0, 3.0}

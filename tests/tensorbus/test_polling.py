@@ -40,6 +40,13 @@ def test_a_load_that_has_failed_is_tried_again_with_each_poll():
     assert look(poller, a="1") == Changes(["a"], [])
 
 
+def test_what_has_failed_is_unloaded_when_it_is_gone():
+    poller = Poller({"a": "1"})
+    assert look(poller, a="2") == Changes(["a"], [])
+    poller.ended("a", failed=True)
+    assert look(poller) == Changes([], ["a"]) and look(poller) == NOTHING
+
+
 def test_a_change_during_the_load_is_a_reason_for_the_next():
     poller = Poller({})
     assert look(poller, a="1") == Changes(["a"], [])
