@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.events import Cancelled
 from broker.queue import Pending
 from broker.response_order import Held, ResponseOrder
-from protocol.messages import Request, Response
+from protocol.errors import ErrorKind
+from protocol.messages import Answered, Request, Response
 
 
 def ordered(count: int) -> tuple[ResponseOrder, list[Pending]]:
@@ -68,3 +71,57 @@ def test_whatever_the_order_of_the_answers_all_leave_in_the_order_of_the_request
         order.check()
     assert passed == sorted(passed)
     assert set(passed) == set(range(count))
+
+
+@pytest.fixture
+def bench(make_bench):
+    """Two instances, each of which holds one request; ``bench.stubs`` are their keys, in that order."""
+    bench = make_bench()
+    rules = {"preserve_ordering": True, "default_queue_policy": {"default_timeout_microseconds": 1000}}
+    bench.load(instances=2, max_batch_size=4, dynamic_batching=rules)
+    bench.bring_up()
+    bench.requests = []
+    for _ in range(2):
+        bench.requests.append(bench.submit(rows=4))
+        bench.turn()
+    bench.stubs = list(bench.alive)
+    assert [bench.held(key) for key in bench.stubs] == [[request] for request in bench.requests]
+    return bench
+
+
+def test_expired_and_cancelled_requests_keep_their_turn(bench):
+    first, second = bench.stubs
+    expired = bench.submit(rows=4)
+    cancelled = bench.submit(rows=4)
+    bench.tell(Cancelled(cancelled))
+    bench.sleep(0.001)
+    bench.answer(second)
+    assert [bench.response(one) for one in (*bench.requests, expired, cancelled)] == [None] * 4
+    bench.answer(first)
+    assert [bench.response(one).error for one in bench.requests] == [None, None]
+    assert bench.error(expired) == "Request timeout expired"
+    assert bench.response(cancelled).error[0] == int(ErrorKind.CANCELLED)
+
+
+def test_a_response_whose_process_dies_before_its_turn_is_an_error(bench):
+    first, second = bench.stubs
+    bench.answer(second, lease=7)
+    bench.die(second)
+    assert bench.response(bench.requests[1]) is None
+    bench.answer(first)
+    assert "is not healthy" in bench.error(bench.requests[1])
+    assert bench.response(bench.requests[1]).lease == 0
+
+
+def test_a_call_of_a_model_to_itself_does_not_wait_for_its_caller(make_bench):
+    bench = make_bench()
+    bench.load(instances=2, dynamic_batching={"preserve_ordering": True})
+    bench.bring_up()
+    first, second = bench.alive
+    request = bench.submit()
+    bench.turn()
+    bench.call(first, "m")
+    bench.answer(second)
+    (answered,) = bench.sent(first, Answered)
+    assert answered.response.error is None
+    assert bench.response(request) is None
