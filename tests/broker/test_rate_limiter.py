@@ -12,6 +12,7 @@ from broker.events import Cancelled, LoadModel, LoadModels, Poll, Polled, StartS
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import ResourceLimit
+from protocol.messages import SEQUENCE_START
 from tests.broker.test_core_random import CoreMachine
 
 
@@ -187,6 +188,24 @@ def test_a_passive_instance_needs_nothing(make_bench) -> None:
     )
     bench.submit("b")
     bench.turn()
+    assert executing(bench) == ["b"]
+
+
+def test_sequences_execute_only_while_their_instance_has_its_resources(make_bench) -> None:
+    message = source("s", {"r": 1}).config.message
+    message.max_batch_size = 4
+    message.sequence_batching.oldest.max_candidate_sequences = 4
+    bench = serve(make_bench, VersionSource("s", 1, "/s", from_message(message)), source("b", {"r": 1}))
+    bench.submit("b")
+    bench.turn()
+    starts = [bench.submit("s", rows=1, correlation_id=id, flags=SEQUENCE_START) for id in (1, 2)]
+    bench.turn()
+    assert executing(bench) == ["b"]
+    bench.answer(key(bench, "b"))
+    assert sorted(bench.held(key(bench, "s"))) == starts
+    bench.submit("b")
+    bench.turn()
+    bench.answer(key(bench, "s"))
     assert executing(bench) == ["b"]
 
 
