@@ -7,7 +7,7 @@ request keeps the versions that its models had when it came: none of them goes b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from broker.calls import as_clients_see, model_shapes
@@ -106,7 +106,8 @@ class Ensembles:
             return self._fail(flow, _wrapped(flow, error), now)
         for member in flow.members:
             member.expected += 1
-        return self._carry_out(flow, run.begin(_inputs(version, flow)), now) + self._let_others_go(flow, now)
+        actions = self._carry_out(flow, run.begin(_inputs(version, flow)), now)
+        return actions + self._let_others_go(flow, now) if run.slots.limit else actions
 
     def answered(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
@@ -128,19 +129,21 @@ class Ensembles:
                 actions += self._go_on(flow, started, outputs, response.final, now)
         if response.final:
             flow.run.finished(started.number)
-            actions += self._let_others_go(flow, now)
-        actions += self._give_credit(flow)
+            if flow.run.slots.limit:
+                actions += self._let_others_go(flow, now)
+        if flow.ahead:
+            actions += self._give_credit(flow)
         if response.final and not response.retained:
             actions += self.let_go(pending, now)
         if memory is not None:
             flow.run.drop(memory)
-        return actions + self._end_leases(flow, now)
+        return actions + self._end_leases(flow, now) if flow.run.ended else actions
 
     def let_go(self, pending: Pending, now: int) -> list[Action]:
         """The model of a step does not look at its inputs any more."""
         flow, started = self._steps.pop(pending.request.id)
         flow.run.let_go(started)
-        return self._end_leases(flow, now)
+        return self._end_leases(flow, now) if flow.run.ended else []
 
     def read(self, lease: int, now: int) -> list[Action]:
         """Somebody has read a response of an ensemble."""
@@ -254,7 +257,7 @@ class Ensembles:
         self, flow: Flow, started: Started, version: ModelVersion, frames: list[memoryview | bytes]
     ) -> Request:
         asked = flow.pending.request
-        correlation_id, flags = _mark(asked, [value for _, value in started.inputs])
+        correlation_id, flags = _mark(asked, [value.mark for _, value in started.inputs if value.mark])
         specs, batching = version.checker.inputs, version.config.max_batch_size > 0
         inputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
         outputs = [name for name, _ in flow.run.plan.steps[started.step].outputs]
@@ -278,8 +281,6 @@ class Ensembles:
         """Requests to the same ensemble that have waited for a step to end."""
         slots = flow.run.slots
         actions: list[Action] = []
-        if not slots.limit:
-            return actions
         for step, _ in slots.first():
             while (run := slots.next(step)) is not None:
                 assert isinstance(run, Run)
@@ -333,7 +334,8 @@ class Ensembles:
         outputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
         memories = [value.memory for value in values.values() if value.memory is not None]
         lease = self._new_lease(flow, memories, outputs) if memories else 0
-        parameters = _parameters(_mark(pending.request, values.values())) if values else {}
+        marks = [value.mark for value in values.values() if value.mark]
+        parameters = _parameters(*_mark(pending.request, marks)) if values else {}
         if final:
             self._over(flow)
         retained = final and self._retains(flow)
@@ -452,11 +454,9 @@ def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[
     return shape[1:] if not batching and surplus == 1 and shape[0] == 1 else shape
 
 
-def _mark(request: Request, values: Iterable[Value]) -> SequenceMark:
-    mark = SequenceMark(request.correlation_id, request.flags)
-    for value in values:
-        mark = value.mark or mark
-    return mark
+def _mark(request: Request, marks: list[SequenceMark]) -> tuple[int | str, int]:
+    """The last one counts."""
+    return marks[-1] if marks else (request.correlation_id, request.flags)
 
 
 def _mark_of(parameters: Parameters) -> SequenceMark | None:
@@ -468,11 +468,11 @@ def _mark_of(parameters: Parameters) -> SequenceMark | None:
     return SequenceMark(named if isinstance(named, str) else int(named), SEQUENCE_START * start | SEQUENCE_END * end)
 
 
-def _parameters(mark: SequenceMark) -> Parameters:
+def _parameters(correlation_id: int | str, flags: int) -> Parameters:
     return {
-        "sequence_id": mark.correlation_id,
-        "sequence_start": bool(mark.flags & SEQUENCE_START),
-        "sequence_end": bool(mark.flags & SEQUENCE_END),
+        "sequence_id": correlation_id,
+        "sequence_start": bool(flags & SEQUENCE_START),
+        "sequence_end": bool(flags & SEQUENCE_END),
     }
 
 
