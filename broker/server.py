@@ -122,7 +122,7 @@ class BrokerServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
-            LookUp: self._look_up,
+            LookUp: lambda action: self._look_up(action, self.post),
             Keep: self._keep,
             Send: self._send,
             InputsReleased: self._inputs_released,
@@ -249,7 +249,21 @@ class BrokerServer:
                 break
         self._set_timer()
 
+    def _look_up_now(self) -> None:
+        """What came in this turn is looked up in it, too: a request that is found needs no other."""
+        news, self._news = self._news, []
+        for action in news:
+            if type(action) is LookUp:
+                self._look_up(action, self._tell_now)
+            else:
+                self._news.append(action)
+
+    def _tell_now(self, event: Event) -> None:
+        self._news += self.core.handle(event, time.monotonic_ns())
+
     def _end_turn(self) -> None:
+        if self._cache is not None:
+            self._look_up_now()
         actions, news, self._news = self._news, [], []
         actions += self.core.dispatch(time.monotonic_ns())
         for action in actions:
@@ -374,9 +388,9 @@ class BrokerServer:
             message = message._replace(response=message.response._replace(outputs=outputs))
         return message, frames
 
-    def _look_up(self, action: LookUp) -> None:
+    def _look_up(self, action: LookUp, tell: Callable[[Event], None]) -> None:
         assert self._cache is not None
-        self._cache.look_up(action, self.post, self._post_from_thread)
+        self._cache.look_up(action, tell, self._post_from_thread)
 
     def _keep(self, action: Keep) -> None:
         assert self._cache is not None
