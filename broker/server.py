@@ -1,9 +1,8 @@
-"""The broker's shell: the ROUTER socket, timers and the status words of stubs. It contains no rule.
+"""The broker's shell: the bus, timers and the status words of stubs. It contains no rule.
 
-Receive, event, core, actions, send. All that comes in during one turn of the event loop leaves at its end, one message
-to each stub. Work leaves before the answers to what was done: 64 of them take two milliseconds to write, in which a
-stub would have nothing to do. The socket is read from its FD, which is edge-triggered: whoever has sent must look for
-input again.
+Receive, event, core, actions, send. What the gateway brings during one turn of the event loop leaves at its end, one
+message to each stub; so does what one stub has said together. Work leaves before the answers to what was done: 64 of
+them take two milliseconds to write, in which a stub would have nothing to do.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 import structlog
-import zmq
 
 from broker.cache_memory import CacheMemory
 from broker.core import Core
@@ -51,6 +49,7 @@ from broker.events import (
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
 from broker.queue import Frames, ReplySink
+from broker.router import DoesNotRead, Router, Unreachable
 from broker.settings import BrokerSettings
 from protocol.codec import decode_from_stub, encode_to_stub
 from protocol.errors import InternalError, ProtocolError, ServingError
@@ -62,17 +61,6 @@ from shm.segment import Segment
 from shm.store import Reader
 
 log = structlog.get_logger()
-
-# A stub that lets so many messages lie does not read any more; what it holds is far fewer (Instance.room).
-_SEND_QUEUE = 1000
-# A stub that says more than we hear (a model that logs without end) must wait; answers are far fewer.
-_RECEIVE_QUEUE = 1000
-_LAST_WORDS_S = 0.1  # libzmq's thread has then read what a stub sent before it died, also on a busy machine
-_HEARD_AT_ONCE = 100  # messages, before the fronts have their turn
-# Plain ints: the arithmetic of pyzmq's enums costs as much as a send.
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE_FOLLOWS = int(zmq.SNDMORE | zmq.NOBLOCK)
-_RCVMORE, _EVENTS, _POLLIN = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Repositories(Protocol):
@@ -115,11 +103,9 @@ class BrokerServer:
         self._repositories = repositories
         self._cache = cache
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sent = False  # since the socket was last looked at
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._router = Router(self._heard, self._end_turn)
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
             LookUp: lambda action: self._look_up(action, self.post),
@@ -140,24 +126,15 @@ class BrokerServer:
         }
 
     def start(self) -> None:
-        """Binds; call it on the running loop. Raises zmq.ZMQError."""
+        """Binds; call it on the running loop. Raises OSError."""
         self._loop = asyncio.get_running_loop()
-        socket = self._socket
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.setsockopt(zmq.LINGER, 500)
-        socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
-        socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
-        socket.bind(self._settings.bus)
-        self._loop.add_reader(socket.FD, self._on_readable)
+        self._router.bind(self._settings.bus)
 
     def close(self) -> None:
         """After the last stub has gone."""
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._socket.FD)
-        self._socket.close()
-        self._context.term()
+        self._router.close()
         if self._cache is not None:
             self._cache.close()
         for segment in self._status_words.values():
@@ -210,17 +187,14 @@ class BrokerServer:
             self._set_timer()
 
     def stub_died(self, key: str, status: int) -> None:
-        """Its last words may still be on their way; they come before its death."""
+        """Its last words come before its death."""
         segment = self._status_words.pop(key, None)
         inside = None
         if segment is not None:
             inside = segment.status
             segment.close()
-        self._loop.call_later(_LAST_WORDS_S, self._bury, StubDied(key, status, inside))
-
-    def _bury(self, death: StubDied) -> None:
-        self._receive(time.monotonic_ns())
-        self.post(death)
+        self._router.hear_out(key)
+        self.post(StubDied(key, status, inside))
 
     def post(self, event: Event) -> None:
         """Have the core told at the end of this turn of the loop."""
@@ -229,25 +203,11 @@ class BrokerServer:
         self._inbox.append(event)
 
     def _turn(self) -> None:
-        """What the gateway has posted goes first; then whatever that may have hidden in the socket."""
         now = time.monotonic_ns()
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._news += self.core.handle(event, now)
         self._end_turn()
-        if self._sent and self._has_input():
-            self._on_readable()
-        else:
-            self._set_timer()
-
-    def _on_readable(self) -> None:
-        """The FD has told of input; it will not tell again of what is left in the socket, or came while we sent."""
-        while True:
-            self._receive(time.monotonic_ns())
-            self._end_turn()
-            if not self._sent or not self._has_input():
-                break
-        self._set_timer()
 
     def _look_up_now(self) -> None:
         """What came in this turn is looked up in it, too: a request that is found needs no other."""
@@ -273,37 +233,16 @@ class BrokerServer:
                 news.append(action)
         self._carry_out(news)
         self.core.count()
+        self._set_timer()
 
-    def _has_input(self) -> bool:
-        """To be asked after every send: it makes libzmq take note of input, and the FD does not tell of that again."""
-        self._sent = False
-        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
-
-    def _receive(self, now: int) -> None:
-        """What is in the socket. To ask whether there is more costs less than the exception for none."""
-        receive, get = self._socket.recv, self._socket.get
-        for _ in range(_HEARD_AT_ONCE):
-            try:
-                key = receive(_NOBLOCK).decode("ascii")
-            except zmq.Again:
-                return
-            header: bytes = receive(_NOBLOCK)
-            frames: list[memoryview | bytes] = []
-            while get(_RCVMORE):
-                frames.append(receive(_NOBLOCK, copy=False).buffer)
-            self._heard(key, header, frames, now)
-            if not self._has_input():
-                return
-        self._loop.call_soon(self._on_readable)
-
-    def _heard(self, key: str, header: bytes, frames: Frames, now: int) -> None:
+    def _heard(self, key: str, header: memoryview, frames: list[memoryview]) -> None:
         try:
             message = decode_from_stub(header)
         except ProtocolError as fault:
             log.error("a stub broke the protocol", stub=key, cause=str(fault))
             self._news.append(Kill(key))
             return
-        self._news += self.core.handle(StubSaid(key, message, frames), now)
+        self._news += self.core.handle(StubSaid(key, message, frames), time.monotonic_ns())
 
     def _set_timer(self) -> None:
         """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``. Only requests and
@@ -347,24 +286,13 @@ class BrokerServer:
         key, message, frames, shared = action
         if not shared:
             message, frames = self._inline(message, list(frames))
-        header = encode_to_stub(message)
-        self._sent = True
         try:
-            self._socket.send(key.encode("ascii"), _MORE_FOLLOWS)
-        except zmq.Again:
+            self._router.send(key, encode_to_stub(message), frames)
+        except DoesNotRead:
             log.error("a stub does not read its messages", stub=key)
             self._carry_out([Kill(key)])
-            return
-        except zmq.ZMQError as fault:
-            if fault.errno != zmq.EHOSTUNREACH:
-                raise
-            return  # it has died; what was meant for it is in its Instance and goes back with StubDied
-        if not frames:
-            self._socket.send(header, _NOBLOCK)
-            return
-        self._socket.send(header, _MORE_FOLLOWS)
-        # Copied: what pyzmq needs to do without may fail for want of descriptors, and half a message would be sent.
-        self._socket.send_multipart(list(frames), _NOBLOCK)
+        except Unreachable:
+            pass  # it has died; what was meant for it is in its Instance and goes back with StubDied
 
     def _inline(self, message: ToStub, frames: list[memoryview | bytes]) -> tuple[ToStub, Frames]:
         """For a stub that does not share our memory: every tensor by handle becomes a frame."""

@@ -17,9 +17,9 @@ import threading
 from collections import deque
 from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 
-from . import codec, forks, zmtp
+from . import codec, forks
 from .closed import Closed as Closed
-from .shared import messages
+from .shared import messages, zmtp
 
 _IPC = "ipc://"
 _LINGER_S = 2.0  # at exit; a server that does not read for longer will not miss our Goodbye
@@ -67,7 +67,7 @@ class Channel:
             self._socket.connect(bus[len(_IPC) :])
             self._socket.sendall(zmtp.greeting())
             zmtp.check_greeting(self._socket.recv(zmtp.GREETING_SIZE, socket.MSG_WAITALL))
-            self._socket.sendall(zmtp.ready(key.encode()))
+            self._socket.sendall(zmtp.ready("DEALER", key.encode()))
         except OSError:
             self._socket.close()
             raise Closed from None

@@ -46,7 +46,7 @@ def _open_standard_streams() -> None:
 
 
 def _allow_open_files() -> None:
-    """As many as the system lets us have: each client and each stub takes some, and libzmq aborts for want of one."""
+    """As many as the system lets us have: each client and each stub takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
