@@ -343,6 +343,7 @@ class Core:
         held, living = sum(one.in_flight() for one in self.registry), len(self._answering.living)
         assert held == living, (held, living)
         self._answering.check()
+        self._requests.check()
         self.readiness.check()
         self._control.check()
         self._metrics.check()

@@ -441,10 +441,16 @@ class Requests:
         return actions
 
     def starved(self, key: str, message: Starved, frames: Frames, now: int) -> list[Action]:
+        """A batch that waits for somebody else has all the time that it wants."""
         found = self._roster.serving(key)
         if found is not None:
             self._releases.starved(found[1])
+            self._limits.done(key)
         return []
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self._pressure.queued == sum(one.recorder.pending for one in self._registry)
 
     def _tell_releases(self, now: int) -> list[Action]:
         """To stubs that have got no work to tell it with."""

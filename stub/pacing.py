@@ -81,6 +81,7 @@ class Pacing:
             return self._credit.get(request, 1) > 0 or request in self._cancelled
 
         while not done():
+            self._port.send(messages.Starved(messages.STARVED))
             self._port.wait(done, _LONGEST_S)
 
     def _has_too_much(self, request: int) -> bool:

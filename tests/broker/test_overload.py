@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from broker.events import Cancelled
 from protocol.errors import ErrorKind, Unavailable
 from protocol.messages import Response
+from tests.broker.test_core_random import CoreMachine
 from tests.broker.test_ensembles import CHAIN, load, output, source
 
 
@@ -63,6 +68,20 @@ def test_one_that_goes_makes_room(bench, how: str) -> None:
     bench.turn()
     assert bench.response(taken) is None
     assert bench.recorder.pressure.queued == sum(one.pending for one in bench.recorder)
+
+
+@pytest.mark.timeout(300)
+def test_whatever_happens_what_is_counted_waits_and_what_was_taken_is_answered(make_bench) -> None:
+    class Machine(CoreMachine):
+        pass
+
+    Machine.make_bench = staticmethod(partial(make_bench, max_queued_requests=3))
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
 
 
 def test_an_unknown_model_is_unknown_before_anything_else(bench) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Abort, Say
-from protocol.messages import Response
+from broker.events import Abort, Say, StubSaid
+from protocol.messages import STARVED, Response, Starved
 
 LOAD, EXECUTE = "LOAD_TIMEOUT_SECONDS", "EXECUTE_TIMEOUT_SECONDS"
 
@@ -78,6 +78,19 @@ def test_an_open_request_is_no_execution(make_bench):
     bench.sleep(60)
     assert aborted(bench) == []
     bench.results(bench.only(), responses=[Response(request, [])])
+
+
+def test_an_execution_that_waits_for_a_client_to_read_has_all_the_time(bench):
+    bench.submit()
+    bench.submit()
+    bench.turn()
+    key = bench.only()
+    bench.tell(StubSaid(key, Starved(STARVED), ()))
+    bench.sleep(60)
+    assert aborted(bench) == []
+    bench.answer(key)
+    bench.sleep(2)
+    assert aborted(bench) == [key], "the next one has its limit"
 
 
 def test_a_process_that_dies_by_itself_is_what_it_always_was(bench):

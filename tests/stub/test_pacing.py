@@ -111,7 +111,7 @@ def test_a_paced_request_sends_as_many_responses_as_it_has_credit_for(bus: Bus) 
         pacing.sends(response(-7, lease))
     bus.plans = [lambda: pacing.add_credit(-8, 1), lambda: pacing.add_credit(-7, 1)]
     pacing.wait(-7)
-    assert not bus.plans and not bus.sent
+    assert not bus.plans and bus.sent == [messages.Starved("J")]
     pacing.sends(response(-7, 3))
     pacing.ended(-7)
     pacing.wait(-7)
