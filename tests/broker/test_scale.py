@@ -1,5 +1,5 @@
-"""What a request costs the core does not grow with what else there is: a slip of a loop over all that waits, or over all
-models, costs a hundred times as much here."""
+"""What a request costs the core does not grow with what else there is: a loop over all that waits, or over all models,
+would cost a hundred times as much here."""
 
 from __future__ import annotations
 
