@@ -142,14 +142,16 @@ def test_a_model_that_is_gone_from_the_store_is_gone_here(bucket: Bucket, mirror
     assert directories(mirror) == {"c", "c/1"}
 
 
-@pytest.mark.parametrize("key", ["m/../../x", "m/..", "m/./x", "m//x", "m/a/../../../x"])
-def test_no_object_gets_out_of_its_model(bucket: Bucket, mirror: Mirror, key: str, tmp_path: Path) -> None:
+def test_no_object_gets_out_of_its_model(bucket: Bucket, mirror: Mirror, tmp_path: Path) -> None:
     bucket["r/m/1/w"] = "x"
     fetched(mirror, "m")
-    bucket[f"r/{key}"] = bucket["r/m/1/w"] = "evil"
-    mirror.look()
-    with pytest.raises(InternalError, match=rf"the object '{key}' cannot be .*s3://.*/{bucket.name}/r"):
-        mirror.localise("m")
+    bucket["r/m/1/w"] = "evil"
+    for key in ("m/../../x", "m/..", "m/./x", "m//x", "m/a/../../../x"):
+        bucket[f"r/{key}"] = "evil"
+        mirror.look()
+        with pytest.raises(InternalError, match=rf"the object '{key}' cannot be .*s3://.*/{bucket.name}/r"):
+            mirror.localise("m")
+        del bucket[f"r/{key}"]
     assert files(mirror) == {"m/1/w": "x"}
     assert [path.name for path in tmp_path.iterdir()] == ["mirror"]
 
