@@ -117,3 +117,80 @@ def test_once_one_has_left_those_behind_it_may_have_a_preferred_size(make_bench,
     else:
         bench.sleep(0.001)
     assert len(bench.take_batch(bench.only()).requests) == 1
+
+
+# --- policies and batches together, as Triton's own tests have them: one instance, preferred sizes 4 and 8, ten seconds
+
+
+def _patient(make_bench, **rules: object):
+    bench = make_bench()
+    rules = {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 10**7, **rules}
+    bench.load(max_batch_size=32, dynamic_batching=rules)
+    bench.bring_up()
+    return bench
+
+
+def _send(bench, wait_s: float, rows: int, **fields: int) -> int:
+    request = bench.submit(rows=rows, **fields)
+    bench.turn()
+    bench.sleep(wait_s)
+    return request
+
+
+def test_a_late_request_is_delayed_and_those_behind_it_make_their_batch(make_bench):
+    policy = {"timeout_action": "DELAY", "default_timeout_microseconds": 100_000}
+    bench = _patient(make_bench, default_queue_policy=policy)
+    first = _send(bench, 0.2, 1)
+    others = [_send(bench, 0, 2), _send(bench, 0, 2)]
+    assert bench.held(bench.only()) == others
+    bench.answer(bench.only())
+    bench.sleep(9.7)
+    assert bench.held(bench.only()) == []
+    bench.sleep(0.2)
+    assert bench.held(bench.only()) == [first]
+
+
+def test_a_late_request_is_rejected_and_those_behind_it_make_their_batch(make_bench):
+    policy = {"default_timeout_microseconds": 1_000_000, "allow_timeout_override": True}
+    bench = _patient(make_bench, default_queue_policy=policy)
+    first = _send(bench, 0.2, 1, timeout_us=100_000)
+    assert bench.error(first) == "Request timeout expired"
+    others = [_send(bench, 0, 2), _send(bench, 0, 2)]
+    assert bench.held(bench.only()) == others
+
+
+def test_a_better_priority_makes_a_batch_with_the_first_of_those_that_wait(make_bench):
+    bench = _patient(make_bench, priority_levels=2**64 - 1, default_priority_level=2**32)
+    first, second = _send(bench, 0.1, 2), _send(bench, 0.2, 1, priority=2**32)
+    better = _send(bench, 0, 2, priority=1)
+    assert bench.held(bench.only()) == [better, first]
+    bench.answer(bench.only())
+    bench.sleep(9)
+    assert bench.held(bench.only()) == []
+    bench.sleep(0.9)
+    assert bench.held(bench.only()) == [second]
+
+
+def test_each_priority_has_its_policy_and_a_batch_reaches_from_one_into_the_next(make_bench):
+    patience = {"allow_timeout_override": True, "default_timeout_microseconds": 11_000_000}
+    bench = _patient(
+        make_bench,
+        preferred_batch_size=[4, 8, 32],
+        priority_levels=2,
+        default_priority_level=2,
+        default_queue_policy={"timeout_action": "DELAY", **patience},
+        priority_queue_policy={2: {"timeout_action": "REJECT", **patience}},
+    )
+    key = bench.only()
+    early = bench.submit(rows=4)  # keeps the instance busy while the others come
+    bench.turn()
+    one = _send(bench, 0.2, 2, priority=1)
+    late = _send(bench, 0.2, 1, priority=1, timeout_us=1_000_000)
+    two = _send(bench, 0.2, 2, priority=1)
+    rejected = _send(bench, 0.2, 2, priority=2, timeout_us=2_000_000)
+    three = _send(bench, 0.2, 3, priority=2)
+    bench.sleep(1.6)
+    assert bench.error(rejected) == "Request timeout expired"
+    assert bench.held(key) == [early]
+    bench.answer(key)
+    assert bench.held(key) == [one, two, late, three]  # 8, in the order of level and lateness
