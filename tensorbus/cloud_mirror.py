@@ -25,6 +25,7 @@ from tensorbus.cloud_objects import Object, Objects
 log = structlog.get_logger()
 
 _MIB = 1 << 20
+_LONGEST_NAME = 255
 _NO_NAMES = frozenset({"", ".", ".."})
 
 Listing = dict[str, Object]  # by path below the model
@@ -233,7 +234,8 @@ class _Progress:
 
 
 def _is_name(model: str) -> bool:
-    return model not in _NO_NAMES and "/" not in model and "\0" not in model
+    """A directory can have it; others are no models."""
+    return model not in _NO_NAMES and not {"/", "\0"} & set(model) and len(os.fsencode(model)) <= _LONGEST_NAME
 
 
 def _by_model(objects: Iterable[Object]) -> dict[str, Listing]:

@@ -158,7 +158,9 @@ def test_no_object_gets_out_of_its_model(bucket: Bucket, mirror: Mirror, tmp_pat
 
 def test_no_object_is_a_model_that_is_elsewhere(bucket: Bucket, mirror: Mirror, tmp_path: Path) -> None:
     bucket["r/../1/model.py"] = bucket["r//1/model.py"] = bucket["r/./1/model.py"] = "x"
+    bucket[f"r/{'x' * 256}/1/model.py"] = "x"
     mirror.look()
+    mirror.look_at_names()
     mirror.look(["..", ".", "", "a/b"])
     assert directories(mirror) == set()
     assert [path.name for path in tmp_path.iterdir()] == ["mirror"]
