@@ -70,6 +70,10 @@ class Startup:
         for version in (*generation.kept, *generation.versions):
             self._waiting.append(version)
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
+            limit = version.config.message.ensemble_scheduling.max_inflight_requests
+            if limit:
+                text = f"Ensemble model '{version.name}' configured with max_inflight_requests: {limit}"
+                actions.append(Say("info", text, {}))
         return actions + self._start_waiting(now)
 
     def hurry(self, generation: Generation, now: int) -> list[Action]:
