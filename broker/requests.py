@@ -273,6 +273,7 @@ class Requests:
             for version in self._dirty:
                 if version.sequences is not None:
                     actions += self._end_sequences(version, version.sequences, now)
+                    self._look_again(version, version.sequences)
         for version in self._dirty if self._limiter is None else self._limiter.turns(self._dirty, now):
             if version.sequences is not None:
                 actions += self._dispatch_sequences(version, version.sequences, now)
@@ -323,7 +324,6 @@ class Requests:
         for pending in sequences.expire(now):
             version.recorder.dequeued()
             actions += self._answering.fail(version, pending, Unavailable(sequencing.EXPIRED), now, REJECTED)
-        self._look_again(version, sequences)
         return actions
 
     def _look_again(self, version: ModelVersion, sequences: Sequences) -> None:
