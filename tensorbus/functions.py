@@ -200,8 +200,8 @@ class Functions:
             channel.close()
 
     def _live(self, key: str, function: BoundFunction) -> None:
-        channel = self._channels[key] = Channel(self._bus, key)
         try:
+            channel = self._channels[key] = Channel(self._bus, key)
             _run(channel, function)
         except Closed:
             log.warning("a bound function has returned after its server's end", model=function.name)

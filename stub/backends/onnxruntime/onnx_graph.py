@@ -90,7 +90,8 @@ def check(config: Config, graph: Graph) -> None:
     for entry in config.get("output", []):
         _check_name("output", entry["name"], allowed)
     for state in config.get("sequence_batching", {}).get("state", []):
-        _check_name("output", state["output_name"], allowed)
+        if state.get("output_name"):
+            _check_name("output", state["output_name"], allowed)
     for kind, tensors in (("input", graph.inputs), ("output", graph.outputs)):
         known = {tensor.name: tensor for tensor in tensors}
         for entry in config.get(kind, []):
