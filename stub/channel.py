@@ -21,6 +21,8 @@ from . import codec, forks
 from .closed import Closed as Closed
 from .shared import messages, zmtp
 
+# Taken before the model is there: gevent may replace those of the modules.
+_Socket, _Poll = socket.socket, select.poll
 _IPC = "ipc://"
 _LINGER_S = 2.0  # at exit; a server that does not read for longer will not miss our Goodbye
 _AT_ONCE = 16 * 1024  # the kernel takes so much whole or not at all
@@ -52,14 +54,14 @@ class Channel:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket = _Socket(socket.AF_UNIX)
         self._inbound = zmtp.Inbound()
         self._timeout_ms = -1  # the socket's own
         self._closed = False
         self._sending = False
         self._late: Deque[Buffers] = deque()  # what a signal handler said in the midst of another message
         self._lock = threading.RLock()  # a signal handler of the model may log while we send
-        self._poll = select.poll()
+        self._poll = _Poll()
         for readable in (self._socket.fileno(), self._wake_read, lifeline):
             if readable is not None:
                 self._poll.register(readable, select.POLLIN)
