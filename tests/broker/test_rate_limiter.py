@@ -209,6 +209,22 @@ def test_sequences_execute_only_while_their_instance_has_its_resources(make_benc
     assert executing(bench) == ["b"]
 
 
+def test_a_sequence_that_waits_for_too_long_is_told_though_no_instance_may_execute(make_bench) -> None:
+    message = source("s", {"r": 1}).config.message
+    message.max_batch_size = 1
+    message.sequence_batching.oldest.max_candidate_sequences = 1
+    message.sequence_batching.max_sequence_idle_microseconds = 10**6
+    bench = serve(make_bench, VersionSource("s", 1, "/s", from_message(message)), source("b", {"r": 1}))
+    bench.submit("b")
+    bench.turn()
+    first, second = (
+        bench.submit("s", rows=1, correlation_id=id, flags=SEQUENCE_START, timeout_us=500_000) for id in (1, 2)
+    )
+    bench.turn()
+    bench.sleep(0.6)
+    assert bench.response(first) is None and "timeout" in bench.error(second)
+
+
 # --- what cannot be loaded ----------------------------------------------------------------------------------------
 
 
