@@ -82,9 +82,7 @@ class RateLimiter:
         """Each version to give work to, while one of its instances is let through; ``versions`` are those that may have
         got work, or an instance for it, since the last time."""
         self._settle(now)
-        fresh = dict.fromkeys(versions)
-        yield from [one for one in fresh if one.sequences is not None]  # all barred: only what is late goes
-        self._waiting.update(fresh)
+        self._waiting.update(dict.fromkeys(versions))
         for version in [one for one in self._waiting if not one.recorder.pending]:
             del self._waiting[version]
         kept: set[Key] = set()  # for those who come first
