@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.signature import IndexEntry
+from tensorbus.flags import RateLimitResource
 from tensorbus.settings import ServeSettings
 
 _UNKNOWN_WIDTH = 500  # of an output that is no terminal
@@ -48,7 +49,8 @@ def options_table(settings: ServeSettings, version: str, extensions: Sequence[st
         *((f"startup_models_{i}", name) for i, name in enumerate(settings.load_model)),
         ("strict_model_config", str(int(settings.disable_auto_complete_config))),
         ("model_config_name", settings.model_config_name),
-        ("rate_limit", "OFF"),
+        ("rate_limit", "OFF" if settings.rate_limit == "off" else "EXEC_COUNT"),
+        *((f"rate_limit_resource[{i}]", _resource(one)) for i, one in enumerate(settings.rate_limit_resource)),
         ("pinned_memory_pool_byte_size", str(settings.pinned_memory_pool_byte_size)),
         ("min_supported_compute_capability", f"{settings.min_supported_compute_capability:.1f}"),
         ("strict_readiness", str(int(settings.strict_readiness))),
@@ -56,6 +58,11 @@ def options_table(settings: ServeSettings, version: str, extensions: Sequence[st
         ("cache_enabled", str(int(settings.response_cache_nbytes > 0))),
     ]
     return table(("Option", "Value"), rows)
+
+
+def _resource(resource: RateLimitResource) -> str:
+    device = -1 if resource.device is None else resource.device
+    return f'{{"name":"{resource.name}", "count":{resource.available} "device":{device}}}'
 
 
 def _backend_config(name: str, settings: ServeSettings) -> str:

@@ -53,6 +53,18 @@ def test_options_have_tritons_names() -> None:
     ]
 
 
+def test_the_options_say_how_executions_are_limited() -> None:
+    settings = parse_serve(
+        ["--rate-limit=execution_count", "--rate-limit-resource=R1:2", "--rate-limit-resource=R2:3:1"]
+    )
+    rows = [line for line in options_table(settings, "2.0", []).splitlines() if "rate_limit" in line]
+    assert [[cell.strip() for cell in row.strip("|").split("|")] for row in rows] == [
+        ["rate_limit", "EXEC_COUNT"],
+        ["rate_limit_resource[0]", '{"name":"r1", "count":2 "device":-1}'],
+        ["rate_limit_resource[1]", '{"name":"r2", "count":3 "device":1}'],
+    ]
+
+
 def test_a_backends_row_shows_what_it_was_told() -> None:
     settings = parse_serve(["--backend-config=python,thread-pool-size=3", "--backend-config=default-max-batch-size=8"])
     row = backends_table({"python": "/stub"}, settings).splitlines()[3]
