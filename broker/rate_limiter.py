@@ -101,7 +101,7 @@ class RateLimiter:
         found = [
             (version, instance)
             for version in self._waiting
-            for instance in version.instances
+            for instance in (*version.instances, *version.leaving)
             if instance in self._needs and instance.state is InstanceState.READY and not instance.outstanding
         ]
         return sorted(found, key=lambda one: self._executions[one[1]] * max(1, one[1].spec.priority))

@@ -202,9 +202,10 @@ def with_sequences(fingerprint: str, kind: int, count: int):
     return dataclasses.replace(one, config=from_message(message))
 
 
-def test_sequences_go_on_where_they_are_until_they_end():
+@pytest.mark.parametrize("rate_limits", [None, ()])
+def test_sequences_go_on_where_they_are_until_they_end(rate_limits):
     """As three instances are replaced by one of another kind, of which two hold a sequence."""
-    bench = ControlBench()
+    bench = ControlBench(rate_limits=rate_limits)
     bench.serve(with_sequences("a", 2, 3))
     holder = {}
     for id in (1, 2):
