@@ -241,7 +241,7 @@ class EnsemblesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("max_inflight", "max_unread", "examples"), [(0, 0, 150), (1, 16, 60), (2, 0, 40)])
+@pytest.mark.parametrize(("max_inflight", "max_unread", "examples"), [(0, 0, 100), (1, 16, 40), (2, 0, 20)])
 def test_no_request_is_lost_and_every_lease_ends_once(make_bench, max_inflight, max_unread, examples):
     class Machine(EnsemblesMachine):
         pass
