@@ -38,6 +38,11 @@ def test_an_output_may_be_an_input():
     check(("X", "Y"), outputs="XY")
 
 
+def test_a_step_may_not_write_an_input():
+    with pytest.raises(InvalidArgument, match=r"^ensemble tensor 'X' can not appear in the output map of step 0 of"):
+        check(("X", "X"), outputs="X")
+
+
 def test_two_steps_that_wait_for_each_other_write_nothing():
     with pytest.raises(InvalidArgument) as refused:
         check(("XB", "A"), ("A", "BY"))
