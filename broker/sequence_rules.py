@@ -67,12 +67,13 @@ def sequence_rules(config: ModelConfig) -> SequenceRules:
     """Of a complete configuration with sequence batching. Without a strategy it is the direct one."""
     batching = config.message.sequence_batching
     oldest = batching.HasField("oldest")
+    candidates = batching.oldest.max_candidate_sequences
     max_size = max(1, config.max_batch_size)
     strategy = batching.oldest if oldest else batching.direct
     return SequenceRules(
         model=config.name,
         oldest=oldest,
-        slots=(batching.oldest.max_candidate_sequences or max_size) if oldest else max_size,
+        slots=candidates if oldest and candidates > 0 else max_size,
         max_size=max_size,
         idle_ns=(batching.max_sequence_idle_microseconds or SEQUENCE_IDLE_DEFAULT_US) * 1000,
         delay_ns=strategy.max_queue_delay_microseconds * 1000,
