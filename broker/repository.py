@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from google.protobuf.text_format import ParseError
+
 from broker.config_backend import complete_backend
 from broker.config_io import check_io
 from broker.config_json import from_json
@@ -111,8 +113,15 @@ def scan(
             found.models.append(poll(name, paths[0], auto_complete, config_name))
         except ServingError as error:
             found.failures.append(PollFailure(model, str(error)))
-            found.log.append(LogLine("E", f"Poll failed for model directory '{model}': {error}"))
+            found.log.append(LogLine("E", poll_failed(model, error)))
     return found
+
+
+def poll_failed(model: str, error: ServingError) -> str:
+    """For the log: with place and reason if the text of a configuration cannot be parsed."""
+    cause = error.__cause__
+    detail = f": {cause}" if isinstance(cause, (ParseError, UnicodeDecodeError)) else ""
+    return f"Poll failed for model directory '{model}': {error}{detail}"
 
 
 def poll(

@@ -161,12 +161,12 @@ class Repositories:
                 raise
             raise PollError(str(error)) from None
         except (InvalidArgument, InternalError) as error:
-            raise PollError(f"Poll failed for model directory '{model}': {error}") from None
+            raise PollError(repository.poll_failed(model, error)) from None
         try:
             config = None if override is None else override.config
             return repository.poll(model, path, self._auto_complete, self._config_name, config)
         except ServingError as error:
-            raise PollError(f"Poll failed for model directory '{model}': {error}") from None
+            raise PollError(repository.poll_failed(model, error)) from None
 
     async def trim(self, registry: Registry) -> None:
         """Gives back what copies of models in object stores take that are loaded no longer."""

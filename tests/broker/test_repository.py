@@ -73,7 +73,8 @@ def test_one_bad_model_is_told_and_the_others_are_found(models):
     found = scan(models)
     text = f"failed to read text proto from {models}/bad/config.pbtxt"
     assert found.failures == [repository.PollFailure("bad", text)]
-    assert found.log == [LogLine("E", f"Poll failed for model directory 'bad': {text}")]
+    place = '1:1 : Message type "inference.ModelConfig" has no field named "nonsense".'
+    assert found.log == [LogLine("E", f"Poll failed for model directory 'bad': {text}: {place}")]
     assert [directory.name for directory in found.models] == ["good"]
 
 
