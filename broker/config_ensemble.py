@@ -39,11 +39,15 @@ def check_ensemble(message: Message) -> None:
     for tensor in tensors.values():
         if tensor.name not in outputs and not (tensor.is_connected and tensor.is_read):
             raise InvalidArgument(f"ensemble tensor '{tensor.name}' is unused in ensemble '{ensemble}'")
+    for io in message.input:
+        if tensors[io.name].is_written:  # the step would run for ever
+            raise InvalidArgument(
+                f"ensemble input '{io.name}' can not appear in an output map of ensemble '{ensemble}'"
+            )
 
 
 def _graph(message: Message) -> dict[str, _Tensor]:
     tensors: dict[str, _Tensor] = {}
-    inputs = {io.name for io in message.input}
     for index, step in enumerate(message.ensemble_scheduling.step):
         for required in ("model_name", "input_map", "output_map"):
             if not getattr(step, required):
@@ -54,11 +58,6 @@ def _graph(message: Message) -> dict[str, _Tensor]:
                 raise InvalidArgument(
                     f"ensemble tensor '{tensor.name}' can appear in an output map only once for ensemble "
                     f"'{message.name}' step {index}"
-                )
-            if tensor.name in inputs:
-                raise InvalidArgument(
-                    f"ensemble tensor '{tensor.name}' can not appear in the output map of step {index} of ensemble "
-                    f"'{message.name}', which has it as an input"
                 )
             tensor.is_written = True
         for name in _values(step.input_map):

@@ -39,7 +39,7 @@ def test_an_output_may_be_an_input():
 
 
 def test_a_step_may_not_write_an_input():
-    with pytest.raises(InvalidArgument, match=r"^ensemble tensor 'X' can not appear in the output map of step 0 of"):
+    with pytest.raises(InvalidArgument, match=r"^ensemble input 'X' can not appear in an output map of ensemble 'e'$"):
         check(("X", "X"), outputs="X")
 
 
