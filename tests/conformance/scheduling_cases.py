@@ -51,14 +51,14 @@ POLICIES = [
         "answers in the order of the requests",
         Burst(
             "ordered_two",
-            (rows("ordered_two", 0, parameters={"sleep_ms": 400}), rows("ordered_two", 1)),
+            (rows("ordered_two", 0, parameters={"sleep_ms": 700}), rows("ordered_two", 1)),
             executing=2,
             ordered=True,
         ),
     ),
     scheduling(
         "answers in any order",
-        Burst("two", (rows("two", 0, parameters={"sleep_ms": 400}), rows("two", 1)), executing=2, ordered=True),
+        Burst("two", (rows("two", 0, parameters={"sleep_ms": 700}), rows("two", 1)), executing=2, ordered=True),
     ),
     scheduling("no scheduler", rows("none", 0, 2), rows("none", 1), stats("none")),
     scheduling("too large a batch", rows("batched", 0, 9)),
@@ -74,12 +74,12 @@ SEQUENCES = [
     ),
     scheduling(
         "direct: the second slot alone",
-        step("direct", 0, 1, "s"),
-        step("direct", 1, 2, "s"),
-        step("direct", 2, 2),
-        step("direct", 3, 1, "e"),
-        step("direct", 4, 2, "e"),
-        step("direct", 5, 3, "se"),
+        step("direct_slots", 0, 1, "s"),
+        step("direct_slots", 1, 2, "s"),
+        step("direct_slots", 2, 2),
+        step("direct_slots", 3, 1, "e"),
+        step("direct_slots", 4, 2, "e"),
+        step("direct_slots", 5, 3, "se"),
     ),
     scheduling(
         "direct: a model without batches",
@@ -99,21 +99,25 @@ SEQUENCES = [
         stats("oldest"),
     ),
     scheduling("ids that are texts", *(step("text_ids", n, "one", f) for n, f in enumerate(["s", "", "e"]))),
-    scheduling("no id", step("direct", 0, None, "s"), step("oldest", 0, None, "s"), step("direct", 0, 0, "s")),
+    scheduling(
+        "no id", step("direct_refused", 0, None, "s"), step("oldest", 0, None, "s"), step("direct_refused", 0, 0, "s")
+    ),
     scheduling("an empty id", step("text_ids", 0, "", "s")),
-    scheduling("no start", step("direct", 0, 77), step("oldest", 0, 77, "e", id="mine"), step("text_ids", 0, "no")),
-    scheduling("after the end", step("direct", 0, 8, "se"), step("direct", 1, 8)),
+    scheduling(
+        "no start", step("direct_refused", 0, 77), step("oldest", 0, 77, "e", id="mine"), step("text_ids", 0, "no")
+    ),
+    scheduling("after the end", step("direct_over", 0, 8, "se"), step("direct_over", 1, 8)),
     scheduling(
         "a start in the midst",
-        step("direct", 0, 9, "s"),
-        step("direct", 1, 9),
-        step("direct", 2, 9, "s"),
-        step("direct", 3, 9, "e"),
-        step("direct", 4, 9),
+        step("direct_again", 0, 9, "s"),
+        step("direct_again", 1, 9),
+        step("direct_again", 2, 9, "s"),
+        step("direct_again", 3, 9, "e"),
+        step("direct_again", 4, 9),
     ),
     scheduling(
         "a batch of two",
-        rows("direct", 0, 2, parameters={"sequence_id": 3, "sequence_start": True}),
+        rows("direct_refused", 0, 2, parameters={"sequence_id": 3, "sequence_start": True}),
         rows("oldest", 0, 2, parameters={"sequence_id": 3, "sequence_start": True}),
     ),
     scheduling(
@@ -121,7 +125,7 @@ SEQUENCES = [
         http("GET", "/v2/models/direct"),
         infer("direct", [tensor("X", "INT32", [1, 1], [1]), tensor("START", "INT32", [1, 1], [1])]),
     ),
-    scheduling("an id of the wrong kind", step("direct", 0, "text", "s"), step("text_ids", 0, 12, "se")),
+    scheduling("an id of the wrong kind", step("direct_refused", 0, "text", "s"), step("text_ids", 0, 12, "se")),
     scheduling(
         "a sequence that waits for the only slot",
         step("brief", 0, 1, "s"),
@@ -169,7 +173,7 @@ INSTANCES = [
         "resources for one instance at a time",
         Burst(
             "resources",
-            (rows("resources", 0, parameters={"sleep_ms": 400}), rows("resources", 1)),
+            (rows("resources", 0, parameters={"sleep_ms": 700}), rows("resources", 1)),
             executing=2,
             ordered=True,
         ),

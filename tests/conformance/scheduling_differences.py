@@ -78,7 +78,7 @@ SCHEDULING = {
                 f"[request id: <id_unknown>] sequence batching control 'CORRID' data-type is '{given}', but model "
                 f"'{model}' expects '{wanted}'"
             )
-            for model, given, wanted in (("direct", "BYTES", "UINT64"), ("text_ids", "UINT64", "BYTES"))
+            for model, given, wanted in (("direct_refused", "BYTES", "UINT64"), ("text_ids", "UINT64", "BYTES"))
         ),
     ),
     "scheduling: the cache: other parameters": Difference(

@@ -91,7 +91,8 @@ MODELS = {
         ),
         "ordered_two": _batching("preserve_ordering: true", rows=1) + "\ninstance_group { count: 2 kind: KIND_CPU }",
         "two": _batching(rows=1) + "\ninstance_group { count: 2 kind: KIND_CPU }",
-        "direct": _sequences(),
+        # Each for cases of its own, since answers count executions.
+        **{name: _sequences() for name in ("direct", "direct_slots", "direct_over", "direct_again", "direct_refused")},
         "direct_single": _sequences(rows=0),
         "oldest": _sequences("oldest { max_candidate_sequences: 2 }"),
         "text_ids": _sequences(controls=_TEXT_ID),
