@@ -118,10 +118,14 @@ def scan(
 
 
 def poll_failed(model: str, error: ServingError) -> str:
-    """For the log: with place and reason if the text of a configuration cannot be parsed."""
+    """For the log."""
+    return f"Poll failed for model directory '{model}': {error}{place_and_reason(error)}"
+
+
+def place_and_reason(error: ServingError) -> str:
+    """For who may see paths: if the text of a configuration cannot be parsed, where and why; else ""."""
     cause = error.__cause__
-    detail = f": {cause}" if isinstance(cause, (ParseError, UnicodeDecodeError)) else ""
-    return f"Poll failed for model directory '{model}': {error}{detail}"
+    return f": {cause}" if isinstance(cause, (ParseError, UnicodeDecodeError)) else ""
 
 
 def poll(

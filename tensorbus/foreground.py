@@ -21,7 +21,7 @@ from broker import auto_complete, config_files, config_loading, repository
 from broker.backends import Backend, with_settings
 from broker.execution_env import wanted
 from broker.model import VersionSource
-from broker.model_config import ModelConfig
+from broker.model_config import ModelConfig, Scheduler
 from broker.signature import initialize_args, signature
 from gateway.calls import InferCall
 from protocol.errors import InternalError, InvalidArgument
@@ -69,6 +69,8 @@ def check(directory: str, version: int | None, backends: dict[str, Backend]) -> 
     if not os.path.isdir(path):
         raise InvalidArgument(f"{directory} is no directory")
     found = repository.poll(os.path.basename(path), path)
+    if found.config.scheduler is Scheduler.ENSEMBLE:
+        raise InvalidArgument(f"model '{found.name}' is an ensemble, which has no code of its own to run")
     if version is None:
         version = repository.versions_to_load(found)[0][-1]
     elif not os.path.isdir(os.path.join(path, str(version))):

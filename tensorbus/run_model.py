@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from broker.repository import place_and_reason
 from gateway.calls import InferCall
 from protocol.errors import ServingError
 from protocol.messages import Response
@@ -39,7 +40,7 @@ def run_model(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ServingError as error:
-        _say(f"error: {error.status_text()}")
+        _say(f"error: {error.status_text()}{place_and_reason(error)}")
     except OSError as error:
         _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
     return EXIT_FAILED

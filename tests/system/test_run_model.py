@@ -151,6 +151,25 @@ def test_a_model_that_does_not_load_shows_where(repository, run, code):
     assert "tensorbus/" not in done.err.replace(str(repository.path), "")
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("nonsense: 1", "config.pbtxt: 1:1 : Message type"),
+        (
+            'platform: "ensemble" input [{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }] '
+            'output [{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }] ensemble_scheduling { step [{ model_name: "n" '
+            'input_map { key: "IN" value: "X" } output_map { key: "OUT" value: "Y" } }] }',
+            "model 'm' is an ensemble, which has no code of its own to run",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_run_is_told_where_and_why(repository, run, config, said):
+    repository.add("m", IDENTITY, config=config)
+    done = run("m")
+    assert done.code == 1
+    assert said in done.err
+
+
 def test_the_highest_version_runs_unless_another_is_named(repository, run):
     for version in (1, 2, 10):
         code = f"def execute(self, requests): return [respond(r, np.float32([{version}])) for r in requests]"
