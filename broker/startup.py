@@ -20,7 +20,7 @@ from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, 
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.instance_update import compare, with_instances
 from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
-from broker.model_config import InstanceSpec, ModelConfig
+from broker.model_config import InstanceSpec, ModelConfig, Scheduler
 from broker.processes import end_process, end_processes, spawn, start_process
 from broker.rate_limiter import RateLimiter
 from broker.registry import Registry
@@ -191,10 +191,13 @@ class Startup:
     def _cache(self, version: ModelVersion) -> list[Action]:
         if not version.config.response_cache:
             return []
-        version.cached = version.recorder.cached = self._settings.response_cache
-        if version.cached:
+        cause = "" if self._settings.response_cache else "the server has no response cache (--cache-config)"
+        for one in self._registry.with_models(version):
+            if one.config.scheduler is Scheduler.SEQUENCE:  # the same request has another answer each time
+                cause = f"its model '{one.name}' has sequence batching"
+        version.cached = version.recorder.cached = not cause
+        if not cause:
             return []
-        cause = "the server has no response cache (--cache-config)"
         return [Say("warning", "responses are not cached", {"model": version.name, "cause": cause})]
 
     # --- what the processes say -----------------------------------------------------------------------------------

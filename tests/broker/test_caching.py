@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.events import Cancelled, OutputsRead, Say, StopServing
+from broker.model_config import from_message
 from broker.statistics import statistics
 from protocol.errors import ErrorKind
 from protocol.messages import Answered, Executed, Finish, Handle, Response, TensorRef
@@ -257,6 +260,21 @@ def test_a_reload_of_one_of_its_models_forgets_what_an_ensemble_has_answered(nam
             bench.settle()
     assert bench.response(late) is not None
     assert bench.cache.record.entries == 0
+
+
+def test_an_ensemble_is_not_cached_if_one_of_its_models_has_sequences():
+    bench = CachingBench()
+    sequences = source("n", cached=False)
+    sequences.config.message.sequence_batching.SetInParent()
+    for part in (source("m", cached=False), replace(sequences, config=from_message(sequences.config.message))):
+        bench.serve(part, model=part.model)
+    bench.ask_load("e")
+    bench.found(source("e", CHAIN))
+    while bench.polls:
+        bench.found(source(bench.polls[0].model, cached=False))
+    said = [one for one in bench.said if isinstance(one, Say) and one.level == "warning"]
+    cause = "its model 'n' has sequence batching"
+    assert said == [Say("warning", "responses are not cached", {"model": "e", "cause": cause})]
 
 
 def test_without_a_cache_the_model_serves_and_the_log_says_once_why_it_is_slow():
