@@ -3,7 +3,8 @@
 At first that is the main thread alone: idle it waits for work, and inside ``execute`` for the answers to what the model
 asks; so an answer takes no way round through another thread. The first time that another thread, or a coroutine, needs
 an answer, a thread of our own takes over for good, since the main thread may be busy with the model for as long as it
-likes; from then on the main thread is woken for its work like all others.
+likes; from then on the main thread is woken for its work like all others. So it does before the main thread waits
+inside a model that handles signals: a handler that raises must not take with it a message that is being read.
 
 What threads are made of is taken from ``_thread`` before the model is there: gevent, which a model may well have patch
 ``threading``, would make the reader a part of the very thread that waits for it.
@@ -18,6 +19,7 @@ import time
 from _thread import LockType, allocate_lock, get_ident, start_new_thread
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
+from . import signals
 from .channel import Channel, Received
 from .shared import errors, messages
 
@@ -43,6 +45,7 @@ class Bus:
         self.on_fault: Callable[[], None] = lambda: None  # in whichever thread reads; nothing will be read any more
         self._channel = channel
         self._main = main or threading.main_thread().ident
+        self._meets_signals = main is None
         self._reading = threading.RLock()  # who has it reads; a signal handler of the model may ask while we wait
         self._reader = False  # a thread of our own
         self._is_reading = False  # the main thread, in ``wait``
@@ -74,6 +77,12 @@ class Bus:
         ``done`` is asked after each message, by whoever reads it, and after a ``nudge`` if this is the main thread.
         Raises ProtocolError and Closed.
         """
+        if self._meets_signals and not self._reader and signals.are_handled():
+            self.read_in_background()
+        return self.wait_idle(done, timeout_s)
+
+    def wait_idle(self, done: Done, timeout_s: Optional[float] = None) -> bool:
+        """The same where no line of the model's is running, or called from."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         if get_ident() != self._main:
             self.read_in_background()
@@ -91,6 +100,8 @@ class Bus:
         if now_ns < self._next_glance_ns or not self.is_ours:
             return
         self._next_glance_ns = now_ns + _GLANCE_NS
+        if self._meets_signals and not self._reader and signals.are_handled():
+            self.read_in_background()
         if not self._reader and self._reading.acquire(blocking=False):
             try:
                 while self._handle(self._channel.receive_now()):
@@ -118,6 +129,7 @@ class Bus:
             self._channel.wake()
 
     def _read(self) -> None:
+        self._reader = True  # at once: a signal handler may have raised where we were started
         try:
             with self._reading:
                 while True:

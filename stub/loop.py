@@ -82,7 +82,7 @@ class Loop:
     def run(self) -> None:
         """Raises ProtocolError."""
         while not self._finished:
-            self._bus.wait(self._has_something, self._timeout_s())
+            self._bus.wait_idle(self._has_something, self._timeout_s())
             if self._inbox:
                 self._execute_all(*self._inbox.popleft())
             elif not self._finished:
@@ -152,7 +152,7 @@ class Loop:
         if self._has_free():
             self._trims_due = 2  # a thread of the model may call others long after ``execute``
             if not self._delivery.has_abandoned:
-                self._bus.wait(self._has_work, _GATHER_S)
+                self._bus.wait_idle(self._has_work, _GATHER_S)
         self._flush()
 
     def _flush_answers(self) -> None:

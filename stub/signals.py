@@ -7,6 +7,7 @@ here, and no signal is lost before they have it (a pool of processes is ended by
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal.getsignal is much slower: it makes an enum of what it finds
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from types import FrameType
 from typing import Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What a model may use to break off its own work.
+_ALARMS = [*map(int, (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2))]
 
 _forking = threading.local()  # ``mask``: the signal mask of the thread that is in fork
 
@@ -23,6 +26,11 @@ def ignore() -> None:
     for number in _SIGNALS:
         signal.signal(number, _do_nothing)
     os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_restore)
+
+
+def are_handled() -> bool:
+    """Whether the model has a handler of its own, which may raise wherever the main thread is. Quick."""
+    return any(callable(_signal.getsignal(number)) for number in _ALARMS)
 
 
 def _do_nothing(number: int, frame: Optional[FrameType]) -> None:

@@ -1,24 +1,35 @@
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 from pathlib import Path
 from typing import Iterator, List
 
 import pytest
 import zmq
+from _tensorbus_app.protocol import messages
 from _tensorbus_app.stub.bus import Bus
 from _tensorbus_app.stub.channel import Channel
 
+from protocol.codec import encode_to_stub
+from protocol.messages import CANCEL, Cancel
+
 
 @pytest.fixture
-def bus(tmp_path: Path) -> Iterator[Bus]:
-    address = "ipc://{}/bus".format(tmp_path)
+def router() -> Iterator[zmq.Socket]:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        router.bind(address)
-        channel = Channel(address, "key")
-        yield Bus(channel)
-        channel.close()
+        router.linger = router.sndhwm = 0
+        yield router
+
+
+@pytest.fixture
+def bus(router: zmq.Socket, tmp_path: Path) -> Iterator[Bus]:
+    address = "ipc://{}/bus".format(tmp_path)
+    router.bind(address)
+    channel = Channel(address, "key")
+    yield Bus(channel)
+    channel.close()
 
 
 @pytest.mark.timeout(20)
@@ -44,3 +55,35 @@ def test_the_main_thread_does_not_queue_behind_a_thread_that_reads_from_now_on(b
     assert bus.wait(lambda: happened)
     may_end.set()
     reader.join()
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_no_message_is_lost_where_a_signal_handler_raises(router: zmq.Socket, bus: Bus) -> None:
+    """A model breaks off what takes too long by signal.setitimer, and was never told what had come at that moment."""
+    count = 2000
+    heard: List[int] = []
+    bus.handlers[messages.Cancel] = lambda message, frames: heard.extend(message.requests)
+
+    def alarm(*_: object) -> None:
+        raise TimeoutError
+
+    def say() -> None:
+        for number in range(count):
+            router.send_multipart([b"key", encode_to_stub(Cancel(CANCEL, [number]))])
+
+    bus.send(messages.Log(messages.LOG, "I", "model.py", 1, "hello"))
+    router.recv_multipart()
+    before = signal.signal(signal.SIGALRM, alarm)
+    speaker = threading.Thread(target=say)
+    speaker.start()
+    is_over = False
+    while not is_over:
+        with contextlib.suppress(TimeoutError):
+            while speaker.is_alive():
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                bus.wait(lambda: len(heard) == count, 0.1)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            is_over = True
+    signal.signal(signal.SIGALRM, before)
+    assert bus.wait(lambda: heard[-1:] == [count - 1], 5.0)
+    assert heard == list(range(count))
