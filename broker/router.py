@@ -120,12 +120,12 @@ class Peer:
         self._socket = connection
         self._greeting = b""
         self._inbound = zmtp.Inbound()
-        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent: deque[list[bytes | memoryview]] = deque()  # by messages; of the first perhaps only a part
         router.loop.add_reader(connection, self._read)
 
     def greet(self) -> None:
         with contextlib.suppress(Unreachable):
-            self._write(zmtp.greeting())
+            self._write([zmtp.greeting()])
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Peer:
         self._greeting = said[: zmtp.GREETING_SIZE]
         if len(self._greeting) == zmtp.GREETING_SIZE:
             zmtp.check_greeting(self._greeting)
-            self._write(zmtp.ready("ROUTER"))
+            self._write([zmtp.ready("ROUTER")])
         return said[zmtp.GREETING_SIZE :]
 
     def _introduce(self) -> None:
@@ -197,30 +197,34 @@ class Peer:
         """Raises Unreachable and DoesNotRead."""
         if len(self._unsent) > _UNREAD:
             raise DoesNotRead
-        for buffer in buffers:
-            self._write(buffer)
+        self._write(buffers)
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _write(self, buffers: list[bytes | memoryview]) -> None:
         if self._unsent:
-            self._unsent.append(data)
+            self._unsent.append(buffers)
             return
+        for number, data in enumerate(buffers, 1):
+            sent = self._send_now(data)
+            if sent < len(data):
+                self._unsent.append([memoryview(data)[sent:], *buffers[number:]])
+                self._router.loop.add_writer(self._socket, self._write_on)
+                return
+
+    def _send_now(self, data: bytes | memoryview) -> int:
         try:
-            sent = self._socket.send(data)
+            return self._socket.send(data)
         except BlockingIOError:
-            sent = 0
+            return 0
         except OSError:
             self.close()
             raise Unreachable from None
-        if sent < len(data):
-            self._unsent.append(memoryview(data)[sent:])
-            self._router.loop.add_writer(self._socket, self._write_on)
 
     def _write_on(self) -> None:
         unsent, self._unsent = self._unsent, deque()
         self._router.loop.remove_writer(self._socket)
         with contextlib.suppress(Unreachable):
-            for data in unsent:
-                self._write(data)
+            for buffers in unsent:
+                self._write(buffers)
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:

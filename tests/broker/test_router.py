@@ -123,6 +123,20 @@ def test_a_peer_that_does_not_read_is_told_of(run: Run) -> None:
     run(scenario)
 
 
+def test_a_message_of_many_frames_is_one_message(run: Run) -> None:
+    """Without shared memory each tensor of a batch is a frame."""
+
+    async def scenario(world: World) -> None:
+        dealer = await world.dealer()
+        frames = [bytes(1000)] * 4000
+        world.router.send("key", b"batch", frames)
+        world.router.send("key", b"cancel", [])
+        assert await dealer.recv_multipart() == [b"batch", *frames]
+        assert await dealer.recv_multipart() == [b"cancel"]
+
+    run(scenario)
+
+
 def test_nobody_of_that_key(run: Run) -> None:
     async def scenario(world: World) -> None:
         dealer = await world.dealer()
@@ -172,6 +186,7 @@ def test_the_dead_are_heard_out(run: Run) -> None:
         [zmtp.greeting(), zmtp.ready("DEALER")],
         [zmtp.greeting(), zmtp.ready("DEALER", b"\xff")],
         [zmtp.greeting(), b"\4\x09\x05READY\x05Abc"],
+        [zmtp.greeting(), zmtp.ready("DEALER", b"key"), b"\2" + (1 << 62).to_bytes(8, "big")],
     ],
 )
 def test_who_is_no_dealer_with_a_key_is_refused(run: Run, said: list[bytes]) -> None:
