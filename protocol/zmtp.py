@@ -126,7 +126,10 @@ class Inbound:
         return self._add(flags, memoryview(bytearray(data[begin:end])))
 
     def _begin_large(self, flags: int, size: int, begin: int) -> None:
-        self._large, self._filled, self._large_flags = memoryview(bytearray(size)), 0, flags
+        try:
+            self._large, self._filled, self._large_flags = memoryview(bytearray(size)), 0, flags
+        except (MemoryError, OverflowError):
+            raise ProtocolError("frame of {} bytes, for which there is no memory".format(size)) from None
         rest, self._data, self._start = self._data[begin:], b"", 0
         self.feed(rest)
 
