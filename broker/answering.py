@@ -201,6 +201,8 @@ class Answering:
 
     def released(self, pending: Pending, now: int) -> list[Action]:
         """The input lease of a request whose final response was ``retained`` is over."""
+        if self.caching.let_go(pending.request.id):
+            return []
         return [inputs_released(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
 
     def count(self) -> None:

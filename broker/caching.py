@@ -156,6 +156,15 @@ class Caching:
             self._cache.fill(entry)
         return actions + self._asker.answer(version, pending, response, origin, frames, now)
 
+    def let_go(self, request: int) -> bool:
+        """The model does not look at the inputs any more of a request that it has answered. False if the answer has
+        left; else it will say so."""
+        held = self._held.get(request)
+        if held is None:
+            return False
+        self._held[request] = held._replace(response=held.response._replace(retained=False))
+        return True
+
     def read(self, lease: int) -> None:
         """Somebody has read outputs that were found."""
         self._cache.read(lease)

@@ -262,6 +262,20 @@ def test_a_reload_of_one_of_its_models_forgets_what_an_ensemble_has_answered(nam
     assert bench.cache.record.entries == 0
 
 
+def test_an_ensemble_within_another_is_answered_once_its_own_answer_is_kept():
+    bench = CachingBench()
+    bench.serve(source("m", cached=False))
+    ensembles = {"e": source("e", [("m", {"X": "X"}, {"X": "Y"})]), "f": source("f", [("e", {"X": "X"}, {"Y": "Y"})])}
+    bench.ask_load("f")
+    while bench.polls:
+        model = bench.polls[0].model
+        bench.found(ensembles.get(model) or source(model, cached=False))
+    request = bench.ask("a", model="f")
+    bench.answered("m", 192)  # lets the inputs go of "e", whose answer is being copied
+    assert bench.response(request).error is None
+    bench.core.check()
+
+
 def test_an_ensemble_is_not_cached_if_one_of_its_models_has_sequences():
     bench = CachingBench()
     sequences = source("n", cached=False)
