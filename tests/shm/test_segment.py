@@ -254,7 +254,7 @@ def test_a_header_with_no_proc_still_holds_the_pid(monkeypatch):
 
 
 def _raise_oserror(pid):
-    raise FileNotFoundError
+    raise FileNotFoundError(errno.ENOENT, "no such process")
 
 
 def _hide_dev_shm(tmp_path, monkeypatch):
@@ -265,3 +265,14 @@ def _hide_dev_shm(tmp_path, monkeypatch):
 def _mappings():
     with open("/proc/self/maps") as file:
         return file.read()
+
+
+def test_a_signal_handler_that_raises_makes_no_owner_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment of an owner that nobody knows would stay for ever."""
+
+    def interrupted(pid: int) -> tuple[str, int]:
+        raise TimeoutError
+
+    monkeypatch.setattr("shm.segment.read_stat", interrupted)
+    with pytest.raises(TimeoutError):
+        this_owner()
