@@ -1,4 +1,4 @@
-"""Random requests, copies, cancels, deaths and reloads of cached models and of an ensemble of them.
+"""Random requests, copies, cancels, deaths and reloads of cached models and of ensembles of them.
 
 Everybody is answered once; who is answered from the cache gets what the same load has answered to the same request, and
 its bytes stay until they were read; in the end nothing is left.
@@ -19,7 +19,8 @@ from protocol.messages import Executed, Handle, Response, TensorRef
 from shm.segment import HEADER_NBYTES
 from tests.broker.caching_bench import CHAIN, CachingBench, source
 
-MODELS = st.sampled_from(["m", "n", "e"])
+ENSEMBLES = {"e": CHAIN, "one": [("m", {"X": "X"}, {"X": "Y"})], "nested": [("one", {"X": "X"}, {"Y": "Y"})]}
+MODELS = st.sampled_from(["m", "n", *ENSEMBLES])
 
 
 class RecordingBench(CachingBench):
@@ -50,12 +51,12 @@ class CachingMachine(RuleBasedStateMachine):
         self.fingerprint = 0
         for name in "mn":
             bench.serve(self.source(name), model=name)
-        bench.ask_load("e")
-        self.answer_polls()
+        for name in ("e", "nested"):
+            bench.ask_load(name)
+            self.answer_polls()
 
     def source(self, name: str, fingerprint: str = "0"):
-        steps = CHAIN if name == "e" else []
-        return source(name, steps, name in self.cached, fingerprint, self.instances)
+        return source(name, ENSEMBLES.get(name, []), name in self.cached, fingerprint, self.instances)
 
     def answer_polls(self) -> None:
         while self.bench.polls:
