@@ -14,7 +14,7 @@ from .shared import errors, messages, segment, shm_errors, store
 
 _LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
 _GATHER_S = 0.01  # what need not leave at once (memory that is free) waits so long for company
-_RETAINED_POLL_S = 1.0
+_POLL_S = 1.0
 # How long after the last look for unused memory the next is due, by how many are still to come: the first finds a
 # segment empty, the second finds that it has been so for the ten seconds that the store keeps it.
 _TRIM_AFTER_S = (None, 11.0, 1.0)
@@ -171,7 +171,9 @@ class Loop:
             self._calls.tell_dropped()
 
     def _timeout_s(self) -> Optional[float]:
-        return _RETAINED_POLL_S if self._delivery.retained else _TRIM_AFTER_S[self._trims_due]
+        """A thread of a C library may let go of an input or a sender; nobody has counted it, so it cannot wake us."""
+        is_polling = self._delivery.retained or self._delivery.open
+        return _POLL_S if is_polling else _TRIM_AFTER_S[self._trims_due]
 
     def _trim(self) -> None:
         now_ns = time.monotonic_ns()

@@ -96,6 +96,15 @@ def list_of_none(self, requests, senders):
 def forgotten_by_a_thread(self, requests, senders):
     self.in_a_thread(lambda kept: time.sleep(0.05), (requests, senders))
 
+def forgotten_by_a_thread_of_a_library(self, requests, senders):
+    import ctypes
+    kept = [requests, senders]
+    def forget(_):
+        time.sleep(0.05)
+        kept.clear()
+    forget = self.forget = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(forget)
+    ctypes.CDLL(None).pthread_create(ctypes.byref(ctypes.c_ulong()), None, forget, None)
+
 def some_sent_some_returned(self, requests, senders):
     self.send_all(requests[1:], senders[1:])
     return self.answers(requests[:1]) + [None] * (len(requests) - 1)
@@ -124,7 +133,7 @@ ANSWERED = [
     "some_sent_some_returned",
     "after_close",
 ]
-UNANSWERED = ["nothing", "list_of_none", "forgotten_by_a_thread"]
+UNANSWERED = ["nothing", "list_of_none", "forgotten_by_a_thread", "forgotten_by_a_thread_of_a_library"]
 NO_RESPONSE = "The execute function returned no response for the request and sent none through its response sender."
 
 
