@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
@@ -81,6 +82,7 @@ def run(tmp_path: Path) -> Run:
                 world.context.destroy(linger=0)
             assert not world.router.peers and not os.path.exists(world.path)
 
+        gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         asyncio.run(main())
         assert len(os.listdir("/proc/self/fd")) == before
