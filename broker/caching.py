@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from broker.events import Action, Keep, Kept, LookedUp, LookUp, Say
 from broker.model import ModelVersion, VersionState
+from broker.model_config import Scheduler
 from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.response_cache import Entry, Key, ResponseCache, TooLarge
@@ -172,12 +173,17 @@ class Caching:
     # --- when models change -----------------------------------------------------------------------------------------
 
     def changed(self, model: str) -> None:
-        """It goes, or another load of it comes to serve: nothing that it had a part in is to be found any more."""
-        for version in list(self._registry):
-            if version.cached and any(one.name == model for one in self._registry.with_models(version)):
-                self._cache.forget(version)
-                for request in [id for id, miss in self._missed.items() if miss.version is version]:
-                    del self._missed[request]
+        """It goes, or another load of it has come to serve: nothing that it had a part in is to be found any more, nor
+        anything kept of an ensemble in which it has sequences now."""
+        for version in [one for one in self._registry if one.cached]:
+            parts = self._registry.with_models(version)
+            if all(one.name != model for one in parts):
+                continue
+            self._cache.forget(version)
+            for request in [id for id, miss in self._missed.items() if miss.version is version]:
+                del self._missed[request]
+            if any(one.config.scheduler is Scheduler.SEQUENCE for one in parts):
+                version.cached = version.recorder.cached = False
 
     def check(self, living: dict[int, tuple[ModelVersion, Pending]]) -> None:
         """Raises AssertionError if an invariant is broken."""

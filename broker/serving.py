@@ -85,6 +85,7 @@ class Serving:
             version.state = VersionState.READY
             self._registry.give_row(version)
             self._recorder.add(version.recorder)
+        self._changed(model)
         for version in generation.take_kept():
             self._keep(version, generation)
         for version in generation.versions:

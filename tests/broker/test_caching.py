@@ -276,11 +276,27 @@ def test_an_ensemble_within_another_is_answered_once_its_own_answer_is_kept():
     bench.core.check()
 
 
+def of_sequences(name, **options):
+    plain = source(name, cached=False, **options)
+    plain.config.message.sequence_batching.SetInParent()
+    return replace(plain, config=from_message(plain.config.message))
+
+
+def test_an_ensemble_is_not_cached_any_more_once_one_of_its_models_has_sequences():
+    bench = with_ensemble(cached="e")
+    for looked_up in (1, 1):
+        request = bench.ask("a", model="e")
+        while bench.response(request) is None:
+            for key in [key for key in bench.alive if bench.held(key)]:
+                bench.answer(key)
+            bench.settle()
+        assert bench.cache.record.hits + bench.cache.record.misses == looked_up
+        bench.serve(of_sequences("n", fingerprint="b"), model="n")
+
+
 def test_an_ensemble_is_not_cached_if_one_of_its_models_has_sequences():
     bench = CachingBench()
-    sequences = source("n", cached=False)
-    sequences.config.message.sequence_batching.SetInParent()
-    for part in (source("m", cached=False), replace(sequences, config=from_message(sequences.config.message))):
+    for part in (source("m", cached=False), of_sequences("n")):
         bench.serve(part, model=part.model)
     bench.ask_load("e")
     bench.found(source("e", CHAIN))
