@@ -17,6 +17,7 @@ if not real_triton():
     pytest.skip("TENSORBUS_REAL_TRITON is not set: no real Triton to compare with", allow_module_level=True)
 
 NAMES = [case.name for case in CASES]
+pytestmark = pytest.mark.timeout(1800)  # the first one waits until the real server has answered all
 
 
 @pytest.mark.parametrize("name", NAMES)
