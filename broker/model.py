@@ -15,6 +15,7 @@ from broker.queue import RequestQueue
 from broker.response_order import ResponseOrder
 from broker.sequence_rules import sequence_rules
 from broker.sequences import Sequences
+from broker.settings import DelayScheduler
 from broker.step_slots import StepSlots
 from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError
@@ -177,17 +178,17 @@ class ModelVersion:
             self._batching = batching(self.config)
         return self._batching
 
-    def schedule(self, hold_back: int) -> None:
+    def schedule(self, delay: DelayScheduler) -> None:
         """Its configuration is complete."""
         if self.config.scheduler is Scheduler.DYNAMIC:
             self.queue = queue(self.config)
-            self.held_back = hold_back
+            self.held_back = delay.requests
             self.may_lead = not (self.queue.limited or self.queue.timed)
             self.recorder.closed = dict.fromkeys(REASONS, 0)
             if self.config.message.dynamic_batching.preserve_ordering:
                 self.order = ResponseOrder()
         elif self.config.scheduler is Scheduler.SEQUENCE:
-            self.sequences = Sequences(sequence_rules(self.config), self.instances, hold_back, self.leaving)
+            self.sequences = Sequences(sequence_rules(self.config), self.instances, delay, self.leaving)
             if self.config.message.sequence_batching.oldest.preserve_ordering:
                 self.order = ResponseOrder()
 

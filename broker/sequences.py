@@ -21,6 +21,7 @@ from broker.instance import Instance, InstanceState
 from broker.queue import Pending
 from broker.sequence_batch import Ready, Sequence, Slot, choose, number
 from broker.sequence_rules import SequenceRules
+from broker.settings import NO_DELAY, DelayScheduler
 from protocol.messages import SEQUENCE_END, SEQUENCE_START, Request
 
 Id = int | str  # two spaces: 7 and "7" are different sequences
@@ -40,14 +41,18 @@ class Sequences:
     """Invariant: whatever has been pushed comes back exactly once, by ``take`` or as what a method returns."""
 
     def __init__(
-        self, rules: SequenceRules, instances: list[Instance], held_back: int = 0, leaving: Sequential[Instance] = ()
+        self,
+        rules: SequenceRules,
+        instances: list[Instance],
+        delay: DelayScheduler = NO_DELAY,
+        leaving: Sequential[Instance] = (),
     ) -> None:
-        """``held_back``: until so many wait none is taken; for tests that need exact batches. Those that are
-        ``leaving`` only go on with the sequences that they have."""
+        """Instances that are ``leaving`` only go on with the sequences that they have."""
         self.rules = rules
         self._instances = instances  # it is filled later
         self._leaving = leaving
-        self._held_back = held_back
+        self._delay = delay
+        self._begun: set[int] = set()  # indices of instances that it does not hold back any more
         self._live: dict[Id, Sequence] = {}  # those that have not ended
         self._backlog: dict[Sequence, None] = {}  # without a slot, the oldest first
         self._free: dict[int, list[int]] = {}  # slot numbers, a heap for each instance's index
@@ -179,19 +184,36 @@ class Sequences:
     def take(self, now: int) -> list[SlotBatch]:
         """The next execution of each instance that is idle and has something to do."""
         self._seat(now)
-        if self._held_back > self._waiting:
+        if self._is_delayed():
             return []
-        self._held_back = self._again_ns = 0
+        self._again_ns = 0
         batches = []
         for instance in (*self._instances, *self._leaving):
             ready = self._ready.get(instance.index)
-            if ready and not instance.outstanding and instance.state is InstanceState.READY and not instance.barred:
+            if not ready or instance.outstanding or instance.state is not InstanceState.READY or instance.barred:
+                continue
+            if self._begins(instance, len(ready)):
                 chosen, places, again_ns = choose(ready, self.rules, now)
                 if chosen:
                     batches.append(self._leave(instance, chosen, places))
                 elif not self._again_ns or again_ns < self._again_ns:
                     self._again_ns = again_ns
         return batches
+
+    def _is_delayed(self) -> bool:
+        """With the direct strategy all instances begin at once; the other has a queue for each of them."""
+        if self.rules.oldest or not self._delay.requests:
+            return False
+        backlog = sum(len(sequence.waiting) for sequence in self._backlog)
+        if self._waiting - backlog < self._delay.requests or backlog < self._delay.backlog:
+            return True
+        self._delay = NO_DELAY
+        return False
+
+    def _begins(self, instance: Instance, ready: int) -> bool:
+        if ready >= self._delay.requests:
+            self._begun.add(instance.index)
+        return instance.index in self._begun
 
     def _leave(self, instance: Instance, chosen: list[Sequence], places: int) -> SlotBatch:
         ready = self._ready[instance.index]

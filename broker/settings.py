@@ -13,6 +13,17 @@ def _never() -> bool:
     return False
 
 
+class DelayScheduler(NamedTuple):
+    """For tests that need exact batches: none is executed until so many requests wait. Of a model with sequences
+    ``backlog`` are those without a slot, which ``requests`` does not count then."""
+
+    requests: int = 0  # TRITONSERVER_DELAY_SCHEDULER
+    backlog: int = 0  # TRITONSERVER_BACKLOG_DELAY_SCHEDULER; without ``requests`` it counts for nothing
+
+
+NO_DELAY = DelayScheduler()
+
+
 class ResourceLimit(NamedTuple):
     """How much there is of a resource, of each device or of one."""
 
@@ -47,5 +58,5 @@ class BrokerSettings:
     patience_ns: int = 1_000_000_000  # a request waits for a restart that begins within this, else it is refused
     is_ready_timeout_ns: int = 5_000_000_000  # how long somebody waits for a model's is_ready
     healthy_ns: int = 30_000_000_000  # an instance that served this long has earned an immediate restart
-    delay_scheduler: int = 0  # dynamic batching begins once so many requests wait (TRITONSERVER_DELAY_SCHEDULER)
+    delay_scheduler: DelayScheduler = NO_DELAY
     explains: Callable[[], bool] = _never  # whether the log wants to know why each batch was closed

@@ -17,7 +17,7 @@ from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
 from broker.response_cache import ResponseCache
 from broker.server import BrokerServer
-from broker.settings import BrokerSettings, ResourceLimit
+from broker.settings import BrokerSettings, DelayScheduler, ResourceLimit
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from gateway.header_forwarding import forwarding
@@ -95,7 +95,7 @@ class Services:
             rate_limits=_rate_limits(settings),
             backends=self._backends,
             gpus=gpus.usable(),
-            delay_scheduler=settings.delay_scheduler,
+            delay_scheduler=DelayScheduler(settings.delay_scheduler, settings.backlog_delay_scheduler),
             explains=lambda: current_settings().log_verbose_level >= 1,
         )
         self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)

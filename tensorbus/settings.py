@@ -49,6 +49,7 @@ class ServeSettings:
     escape_log_messages: bool = True  # TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in the environment
 
     delay_scheduler: int = 0  # TRITONSERVER_DELAY_SCHEDULER in the environment; for tests that need exact batches
+    backlog_delay_scheduler: int = 0  # TRITONSERVER_BACKLOG_DELAY_SCHEDULER
     # TENSORBUS_CACHE in the environment; for what is built once for models' environments
     cache_directory: str = field(default_factory=lambda: _cache_directory(os.environ))
 
@@ -144,6 +145,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
         **_fields(given),
         escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
         delay_scheduler=_count(environ.get("TRITONSERVER_DELAY_SCHEDULER", "")),
+        backlog_delay_scheduler=_count(environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "")),
         cache_directory=_cache_directory(environ),
         cloud=cloud_settings(environ),
         deprecations=tuple(_deprecations(given)),
@@ -165,7 +167,7 @@ def from_values(values: Mapping[str, Any]) -> ServeSettings:
 
 
 # Fields that the environment sets.
-_NO_FLAGS = ("cache_directory", "cloud", "delay_scheduler", "escape_log_messages")
+_NO_FLAGS = ("backlog_delay_scheduler", "cache_directory", "cloud", "delay_scheduler", "escape_log_messages")
 
 
 def _count(text: str) -> int:

@@ -10,6 +10,7 @@ from broker.model_config import ModelConfigMessage, from_message
 from broker.queue import Pending
 from broker.sequence_batch import Choice, Sequence, Slot, choose
 from broker.sequence_rules import SequenceRules
+from broker.settings import DelayScheduler
 from protocol.messages import (
     CALL,
     SEQUENCE_END,
@@ -189,14 +190,56 @@ def test_a_call_to_the_sequence_that_makes_it_fails_instead_of_waiting_for_itsel
     assert "would wait for itself" in answered.response.error[1]
 
 
-def test_until_as_many_wait_as_the_setting_says_none_leaves(serving):
-    bench = serving(settings={"delay_scheduler": 3})
+def test_until_as_many_wait_in_slots_as_the_setting_says_none_leaves(serving):
+    bench = serving(settings={"delay_scheduler": DelayScheduler(3)})
     key = bench.only()
-    for id in (1, 2):
+    for id in (1, 2, 3):
         send(bench, id, S)
-    assert bench.held(key) == []
+    assert bench.held(key) == [], "the third has no slot"
     send(bench, 2)
     assert len(bench.held(key)) == 2
+
+
+def test_until_as_many_wait_for_a_slot_as_the_setting_says_none_leaves(serving):
+    bench = serving(settings={"delay_scheduler": DelayScheduler(2, backlog=2)})
+    key = bench.only()
+    for id in (1, 2, 3):
+        send(bench, id, S | E)
+    assert bench.held(key) == []
+    send(bench, 4, S | E)
+    assert len(bench.held(key)) == 2
+    bench.answer(key)
+    assert len(bench.held(key)) == 2, "only the first batch is held back"
+
+
+def test_a_backlog_alone_holds_nothing_back(serving):
+    bench = serving(settings={"delay_scheduler": DelayScheduler(0, backlog=2)})
+    send(bench, 1, S)
+    assert len(bench.held(bench.only())) == 1
+
+
+def test_all_instances_begin_at_once(serving):
+    bench = serving(instances=2, size=1, settings={"delay_scheduler": DelayScheduler(3)})
+    for id in (1, 2):
+        send(bench, id, S)
+    assert [bench.held(key) for key in bench.alive] == [[], []]
+    send(bench, 1)
+    assert [len(bench.held(key)) for key in bench.alive] == [1, 1]
+
+
+def test_of_the_oldest_strategy_each_instance_waits_for_so_many_sequences_of_its_own(serving):
+    oldest = {"max_candidate_sequences": 2}
+    bench = serving({"oldest": oldest}, instances=2, settings={"delay_scheduler": DelayScheduler(2, backlog=9)})
+    for id in (1, 2):
+        send(bench, id, S)
+    send(bench, 1)
+    assert [bench.held(key) for key in bench.alive] == [[], []], "further requests of a sequence do not count"
+    send(bench, 3, S)
+    assert sorted(len(bench.held(key)) for key in bench.alive) == [0, 2]
+    first = next(key for key in bench.alive if bench.held(key))
+    bench.answer(first, count=2)
+    send(bench, 4, S)
+    assert all(bench.held(key) for key in bench.alive)
 
 
 def test_an_answer_that_is_still_to_come_keeps_the_next_request_back(serving):

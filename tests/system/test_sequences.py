@@ -12,7 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.system.conftest import Background, Repository, Server, eventually, serving, together
+from tests.system.conftest import Background, Repository, Server, Start, eventually, serving, together
 
 CONFIG = """
 backend: "python"
@@ -395,3 +395,16 @@ def test_many_sequences_at_once_by_stream(models: Models) -> None:
     results = together(8, [lambda id=id: one(id) for id in range(101, 125)])  # type: ignore[misc]
     assert results == [[id % 50 * step for step in range(1, 21)] for id in range(101, 125)]
     assert models.server.pending("two") == 0
+
+
+def test_the_first_batch_waits_for_sequences_with_and_without_slots_if_the_environment_says_so(
+    start: Start, repository: Repository
+) -> None:
+    repository.add("m", SUMS, config=config("direct {}", size=2))
+    variables = {"TRITONSERVER_DELAY_SCHEDULER": "2", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "1"}
+    models = Models(start(environ=variables), repository)
+    waiting = [models.start("m", id, id, "SE") for id in (1, 2)]
+    eventually(lambda: models.server.pending("m") == 2)
+    assert models.infer("m", 3, 3, "SE").total == 3
+    sizes = [len(one.stop()[0].rows) for one in waiting]  # type: ignore[attr-defined]
+    assert sizes == [2, 2]

@@ -7,7 +7,15 @@ import pytest
 from tensorbus.flags import FLAGS, BackendSetting
 from tensorbus.settings import ServeSettings, UsageError, from_values, parse_serve, usage
 
-NO_FLAG = {"cache_directory", "cloud", "delay_scheduler", "escape_log_messages", "deprecations", "ignored_flags"}
+NO_FLAG = {
+    "backlog_delay_scheduler",
+    "cache_directory",
+    "cloud",
+    "delay_scheduler",
+    "escape_log_messages",
+    "deprecations",
+    "ignored_flags",
+}
 
 
 def refusal(*argv: str) -> str:
@@ -59,7 +67,8 @@ def test_escaping_is_switched_off_by_the_environment() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("12", 12), ("", 0), ("-1", 0), ("x", 0)])
 def test_the_scheduler_is_held_back_by_a_variable_of_the_environment(text, count):
-    assert parse_serve([], {"TRITONSERVER_DELAY_SCHEDULER": text}).delay_scheduler == count
+    settings = parse_serve([], {"TRITONSERVER_DELAY_SCHEDULER": text, "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "7"})
+    assert (settings.delay_scheduler, settings.backlog_delay_scheduler) == (count, 7)
 
 
 def test_log_flags_become_log_settings() -> None:
