@@ -51,7 +51,7 @@ from broker.model import VersionSource
 from broker.queue import Frames, ReplySink
 from broker.router import DoesNotRead, Router, Unreachable
 from broker.settings import BrokerSettings
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.errors import InternalError, ProtocolError, ServingError
 from protocol.interpreters import Interpreter
 from protocol.messages import Answered, Execute, Handle, Request, TensorRef, ToStub
@@ -287,7 +287,7 @@ class BrokerServer:
         if not shared:
             message, frames = self._inline(message, list(frames))
         try:
-            self._router.send(key, encode_to_stub(message), frames)
+            self._router.send(key, encode(message), frames)
         except DoesNotRead:
             log.error("a stub does not read its messages", stub=key)
             self._carry_out([Kill(key)])

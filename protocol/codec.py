@@ -12,6 +12,7 @@ import msgspec
 
 from protocol.errors import ProtocolError
 from protocol.messages import TO_BROKER, ToBroker, ToStub
+from protocol.services import FROM_SERVICE, TO_SERVICE, FromService, ToService
 
 _ENCODER = msgspec.msgpack.Encoder()
 _LENIENT = msgpack.Packer(unicode_errors="backslashreplace", default=str)
@@ -22,7 +23,15 @@ _FROM_STUB: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-def encode_to_stub(message: ToStub) -> bytes:
+_FROM_SERVICE: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(message) for kind, message in FROM_SERVICE.items()
+}
+_TO_SERVICE: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(message) for kind, message in TO_SERVICE.items()
+}
+
+
+def encode(message: ToStub | FromService | ToService) -> bytes:
     """Always: a lone surrogate (of a path, say), which no encoding has, becomes its escape, a number of more than 64
     bits its digits. What shares a turn of the loop with such a message must leave, too."""
     try:
@@ -34,12 +43,32 @@ def encode_to_stub(message: ToStub) -> bytes:
 
 def decode_from_stub(data: bytes | memoryview) -> ToBroker:
     """One header frame from a stub. Raises ProtocolError."""
-    # [fixarray, fixstr of length 1, kind, ...]: the kind is the third byte of every message.
-    decoder = _FROM_STUB.get(chr(data[2])) if len(data) > 2 and data[1] == _FIXSTR_1 else None
+    message: ToBroker = _decode(_FROM_STUB, data)
+    return message
+
+
+def decode_from_service(data: bytes | memoryview) -> FromService:
+    """What a gateway or a stub host tells the broker. Raises ProtocolError."""
+    message: FromService = _decode(_FROM_SERVICE, data)
+    return message
+
+
+def decode_to_service(data: bytes | memoryview) -> ToService:
+    """What the broker tells a gateway or a stub host. Raises ProtocolError."""
+    message: ToService = _decode(_TO_SERVICE, data)
+    return message
+
+
+def kind_of(data: bytes | memoryview) -> str:
+    """[fixarray, fixstr of length 1, kind, ...]: the kind is the third byte of every message. "" if it is none."""
+    return chr(data[2]) if len(data) > 2 and data[1] == _FIXSTR_1 else ""
+
+
+def _decode(decoders: dict[str, msgspec.msgpack.Decoder[Any]], data: bytes | memoryview) -> Any:
+    decoder = decoders.get(chr(data[2])) if len(data) > 2 and data[1] == _FIXSTR_1 else None
     if decoder is None:
         raise ProtocolError("unknown message kind")
     try:
-        message: ToBroker = decoder.decode(data)
+        return decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ProtocolError(str(error)) from error
-    return message

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import messages
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.errors import ProtocolError
 from protocol.messages import (
     EXECUTE,
@@ -70,12 +70,12 @@ def as_lists(value):
 
 @given(messages_of([*TO_STUB.items(), *TO_BROKER.items()]))
 def test_both_encoders_write_the_same_bytes(message):
-    assert encode_to_stub(message) == msgpack.packb(message)
+    assert encode(message) == msgpack.packb(message)
 
 
 @given(messages_of(TO_STUB.items()))
 def test_plain_msgpack_reads_what_the_broker_wrote(message):
-    assert msgpack.unpackb(encode_to_stub(message)) == as_lists(message)
+    assert msgpack.unpackb(encode(message)) == as_lists(message)
 
 
 @given(messages_of(TO_BROKER.items()))
@@ -131,8 +131,8 @@ def test_what_is_well_formed_but_no_message_is_a_protocol_error(value):
 
 
 def test_the_kind_is_the_third_byte_of_every_message():
-    assert encode_to_stub(Hello(messages.HELLO, 1, 2))[2:3] == b"H"
-    assert encode_to_stub(Results(messages.RESULTS, [], []))[2:3] == b"S"
+    assert encode(Hello(messages.HELLO, 1, 2))[2:3] == b"H"
+    assert encode(Results(messages.RESULTS, [], []))[2:3] == b"S"
 
 
 def test_every_kind_has_a_letter_of_its_own():
@@ -144,7 +144,7 @@ def test_every_kind_has_a_letter_of_its_own():
 def test_what_messagepack_cannot_hold_is_written_as_text():
     """Else all that leaves in the same turn would be lost with it."""
     request = Request(1, "m", 1, [], "\ud800", [], {"large": 2**70, "small": -(2**70), "usual": 2**63})
-    data = encode_to_stub(Execute(EXECUTE, [Batch(1, [request])], []))
+    data = encode(Execute(EXECUTE, [Batch(1, [request])], []))
     (_, ((_, ((_, _, _, _, request_id, _, parameters, *_),), *_),), *_) = msgpack.unpackb(data, use_list=False)
     assert request_id == "\\ud800"
     assert parameters == {"large": str(2**70), "small": str(-(2**70)), "usual": 2**63}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import zmq
 
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.messages import (
     EXECUTE,
     FINISH,
@@ -177,7 +177,7 @@ class BareBroker:
     # --- messages ---
 
     def send(self, message, frames=()) -> None:
-        self.send_bytes(encode_to_stub(message), *frames)
+        self.send_bytes(encode(message), *frames)
 
     def send_bytes(self, *frames: bytes) -> None:
         self.router.send_multipart([self.key.encode(), *frames])

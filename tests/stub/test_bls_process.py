@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.messages import (
     ANSWERED,
     RETURNED,
@@ -185,7 +185,7 @@ def test_a_forked_process_speaks_for_itself(broker, start, model, responses):
     for number in range(responses):
         output = TensorRef("OUT", "FP32", (1,), 0)
         response = Response(-1, [output], final=number == responses - 1)
-        header = encode_to_stub(Answered(ANSWERED, call.call, response, "other_1"))
+        header = encode(Answered(ANSWERED, call.call, response, "other_1"))
         broker.router.send_multipart([key, header, numpy.float32(number).tobytes()])
     (executed,) = broker.receive().executed
     assert broker.values(executed.responses[0]) == list(range(responses))

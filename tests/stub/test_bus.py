@@ -12,7 +12,7 @@ from _tensorbus_app.protocol import messages
 from _tensorbus_app.stub.bus import Bus
 from _tensorbus_app.stub.channel import Channel
 
-from protocol.codec import encode_to_stub
+from protocol.codec import encode
 from protocol.messages import CANCEL, Cancel
 
 
@@ -69,7 +69,7 @@ def test_no_message_is_lost_where_a_signal_handler_raises(router: zmq.Socket, bu
 
     def say() -> None:
         for number in range(count):
-            router.send_multipart([b"key", encode_to_stub(Cancel(CANCEL, [number]))])
+            router.send_multipart([b"key", encode(Cancel(CANCEL, [number]))])
 
     bus.send(messages.Log(messages.LOG, "I", "model.py", 1, "hello"))
     router.recv_multipart()

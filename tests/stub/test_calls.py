@@ -6,7 +6,7 @@ import numpy
 import psutil
 import pytest
 
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.messages import (
     ANSWERED,
     CANCEL,
@@ -227,7 +227,7 @@ def test_forked_processes_have_a_connection_of_their_own(broker, model, start):
         tensor = TensorRef("OUT", "FP32", (1,), 0)
         answered = Answered(ANSWERED, call.call, Response(0, [tensor]), "other")
         data = numpy.array([float(call.request.model)], numpy.float32).tobytes()
-        broker.router.send_multipart([key, encode_to_stub(answered), data])
+        broker.router.send_multipart([key, encode(answered), data])
     assert broker.values(one(broker.receive())) == [3, 4]
     broker.execute(broker.request(0)[0])  # the stub itself is as it was
     expect_end(broker, {forked_pid(broker) for _ in range(2)})
@@ -278,7 +278,7 @@ def test_processes_that_were_forked_before_the_model_was_ready_call_once_it_is(b
     key, header, *_ = broker.router.recv_multipart()
     tensor = TensorRef("OUT", "FP32", (1,), 0)
     answered = Answered(ANSWERED, decode_from_stub(header).call, Response(0, [tensor]), "other")
-    broker.router.send_multipart([key, encode_to_stub(answered), numpy.float32(5).tobytes()])
+    broker.router.send_multipart([key, encode(answered), numpy.float32(5).tobytes()])
     assert broker.values(one(broker.receive())) == [5]
     broker.send(Finish(FINISH))
     assert broker.wait_for_log().text == "BLS is only supported during the 'execute' function."

@@ -15,7 +15,7 @@ import zmq
 from _tensorbus_app.protocol import messages
 from _tensorbus_app.stub.channel import Channel, Closed
 
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.messages import CANCEL, EXECUTE, Batch, Cancel, Execute, Log, Results
 
 SIZES = [0, 1, 255, 256, 65_536, 3_000_000]
@@ -55,7 +55,7 @@ def test_messages_of_all_sizes_arrive_in_both_directions(router: zmq.Socket, cha
     channel.send(messages.Results(messages.RESULTS, [], [], [], []), [os.urandom(size) for size in SIZES])
     key, header, *frames = router.recv_multipart()
     assert isinstance(decode_from_stub(header), Results) and [len(frame) for frame in frames] == SIZES
-    router.send_multipart([key, encode_to_stub(Execute(EXECUTE, [Batch(7, [])], [])), *frames])
+    router.send_multipart([key, encode(Execute(EXECUTE, [Batch(7, [])], [])), *frames])
     received = None
     while received is None:
         received = channel.receive()
@@ -71,7 +71,7 @@ def test_what_comes_together_is_read_one_by_one(router: zmq.Socket, channel: Cha
     channel.send(log("hello"))
     hear(router)
     for number in range(100):
-        router.send_multipart([b"key", encode_to_stub(Cancel(CANCEL, [number]))])
+        router.send_multipart([b"key", encode(Cancel(CANCEL, [number]))])
     found = []
     while len(found) < 100:
         received = channel.receive(1000)

@@ -3,7 +3,7 @@
 import msgpack
 import pytest
 
-from protocol.codec import decode_from_stub, encode_to_stub
+from protocol.codec import decode_from_stub, encode
 from protocol.errors import ProtocolError
 from protocol.messages import (
     ANSWERED,
@@ -64,13 +64,13 @@ def decode(request):
 
 @pytest.mark.parametrize("message", TO_STUB, ids=lambda message: type(message).__name__)
 def test_reads_what_the_broker_writes(message, decode):
-    decoded = decode(encode_to_stub(message))
+    decoded = decode(encode(message))
     assert decoded == message
     assert type(decoded) is type(message)
 
 
 def test_the_values_inside_are_typed_too(decode):
-    request = decode(encode_to_stub(TO_STUB[1])).batches[0].requests[0]
+    request = decode(encode(TO_STUB[1])).batches[0].requests[0]
     assert type(request) is Request
     assert type(request.inputs[0]) is TensorRef
     assert type(request.inputs[0].place) is Handle
@@ -78,7 +78,7 @@ def test_the_values_inside_are_typed_too(decode):
 
 
 def test_writes_what_the_broker_reads():
-    assert codec.encode(RESULT) == encode_to_stub(RESULT)
+    assert codec.encode(RESULT) == encode(RESULT)
     assert decode_from_stub(codec.encode(RESULT)) == RESULT
 
 
@@ -89,7 +89,7 @@ def test_text_that_has_no_encoding_arrives_escaped():
 
 def fields(message):
     """The message as nested lists, to be spoilt."""
-    return msgpack.unpackb(encode_to_stub(message))
+    return msgpack.unpackb(encode(message))
 
 
 def spoilt(path, value):
