@@ -1,9 +1,9 @@
 """Every decision of the broker: events in, actions out. No socket, clock, thread, file or await.
 
-This file says who decides what: requests.py brings a request to an instance, answering.py its answers back. asked.py
-is told to load and unload, control.py does, by startup.py and serving.py; recovery.py is for what becomes of a dead
-instance, time_limits.py for one that hangs, readiness.py for models that are asked whether they are ready,
-custom_metrics.py for their metrics.
+This file says who decides what. requests.py queues what comes, and what models ask for by way of arriving_calls.py;
+dispatcher.py sends it to an instance, answering.py its answers back. asked.py is told to load and unload, control.py
+does, by startup.py and serving.py; recovery.py is for what becomes of a dead instance, time_limits.py for one that
+hangs, readiness.py for models that are asked whether they are ready, custom_metrics.py for their metrics.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.answering import Answering, breach
+from broker.arriving_calls import ArrivingCalls
 from broker.asked import Asked
 from broker.control import ModelControl
 from broker.custom_metrics import MetricsOfModels
+from broker.dispatcher import Dispatcher
 from broker.events import (
     Action,
     AskedReady,
@@ -104,16 +106,12 @@ class Core:
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._limiter = RateLimiter(settings.rate_limits) if settings.rate_limits is not None else None
-        self._requests = Requests(
-            settings,
-            self.registry,
-            self._roster,
-            self._releases,
-            self._answering,
-            self._limits,
-            self.readiness.ask,
-            recorder.pressure,
-            self._limiter,
+        self._dispatcher = Dispatcher(
+            settings, self._roster, self._releases, self._answering, self._limits, self._limiter
+        )
+        self._requests = Requests(settings, self.registry, self._answering, self._dispatcher, recorder.pressure)
+        self._arriving_calls = ArrivingCalls(
+            self.registry, self._roster, self._answering.calls, self._requests, self.readiness.ask
         )
         self._startup = Startup(
             settings,
@@ -168,9 +166,9 @@ class Core:
     def _message_table(self) -> dict[type, Callable[[str, Any, Frames, int], list[Action]]]:
         return {
             Results: self._results,
-            Starved: self._requests.starved,
-            Call: self._requests.call,
-            CancelCall: self._requests.cancel_call,
+            Starved: self._dispatcher.starved,
+            Call: self._arriving_calls.call,
+            CancelCall: self._arriving_calls.cancel,
             NewFamily: self._metrics.asked,
             NewMetric: self._metrics.asked,
             UpdateMetric: self._metrics.asked,
@@ -207,10 +205,10 @@ class Core:
         if found is None:
             return []
         version, instance = found
-        self._requests.touch(version)
+        self._dispatcher.touch(version)
         actions = self._answering.results(version, instance, message, frames, now)
         if message.executed:
-            self._requests.limit(version, instance, now)
+            self._dispatcher.limit(version, instance, now)
         return actions
 
     def _outputs_read(self, event: OutputsRead, now: int) -> list[Action]:
@@ -224,7 +222,7 @@ class Core:
     def _loading_message(self, key: str, message: Any, frames: Frames, now: int) -> list[Action]:
         found = self._roster.serving(key)
         if found is not None:
-            self._requests.touch(found[0])
+            self._dispatcher.touch(found[0])
         return self._startup.said(key, message, now)
 
     def _stub_died(self, event: StubDied, now: int) -> list[Action]:
@@ -241,7 +239,7 @@ class Core:
         version, instance = found
         self._metrics.died(event.key)
         self._releases.take(instance)
-        self._requests.touch(version)
+        self._dispatcher.touch(version)
         actions = self._answering.lost(version, event.key, event.error(instance.spec.name), now)
         actions += self._instance_died(version, instance, event, now)
         calls, ended = self._answering.caller_died(event.key, instance, now)
