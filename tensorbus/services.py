@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import secrets
 import time
@@ -189,7 +190,7 @@ class Services:
         return {PYTHON_BACKEND: "", **ours}
 
     async def _start_fronts(self, dataplane: DataPlane) -> None:
-        """In the order of Triton: gRPC, HTTP, metrics. A metrics port that is taken is no reason not to serve."""
+        """In the order of Triton: gRPC, HTTP, metrics."""
         settings = self._settings
         if settings.allow_grpc:
             await self._start_grpc(dataplane)
@@ -238,8 +239,9 @@ class Services:
         try:
             endpoint.start()
         except OSError as error:
-            log.error("failed to start Metrics service", cause=str(error))
-            return
+            reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+            socket = f"Socket '{settings.metrics_address}:{settings.metrics_port}'"
+            raise CannotListen(f"failed to start Metrics service: Unavailable - {socket} {reason}") from None
         self._metrics = endpoint
         log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
 

@@ -38,7 +38,7 @@ def test_a_repository_must_be_given_and_must_be_there(repository: Repository) ->
     )
 
 
-@pytest.mark.parametrize("service, flag", [("HTTP", "http"), ("GRPC", "grpc")])
+@pytest.mark.parametrize("service, flag", [("HTTP", "http"), ("GRPC", "grpc"), ("Metrics", "metrics")])
 def test_a_taken_port_ends_it_with_the_reason(repository: Repository, start: Start, service: str, flag: str) -> None:
     repository.add("ident")
     with socket.socket() as taken:
@@ -50,15 +50,6 @@ def test_a_taken_port_ends_it_with_the_reason(repository: Repository, start: Sta
     expected = f"failed to start {service} service: Unavailable - Socket '127.0.0.1:{port}' already in use"
     assert server.lines("E", expected)
     assert "Traceback" not in server.text()
-
-
-def test_a_taken_metrics_port_is_told_and_no_reason_not_to_serve(repository: Repository, start: Start) -> None:
-    repository.add("ident")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        server = start(f"--metrics-port={taken.getsockname()[1]}", wait=False).wait_for_line("Metrics service")
-        assert server.post("ident", [1.0]).data == [1.0]
 
 
 @pytest.mark.parametrize("service, flag", [("GRPCInferenceService", "grpc"), ("HTTPService", "http")])
