@@ -9,9 +9,8 @@ from broker.model import UNLOADED, ModelVersion, VersionSource, VersionState
 from broker.places import candidates, identifier
 from broker.sequences import Sequences
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
+from protocol.model_lookup import no_version_ready, unknown_model, unknown_version, version_not_ready
 from protocol.signature import IndexEntry, Signature
-
-_UNKNOWN = "Request for unknown model: "
 
 
 class Registry:
@@ -110,7 +109,7 @@ class Registry:
                 "to resolve ambiguity."
             )
         if not known:
-            raise InvalidArgument(f"{_UNKNOWN}'{name}' is not found")
+            raise InvalidArgument(str(unknown_model(name)))
         if not found:
             raise NotFound(f"Identifier of model '{name}' is not found in global map")
         return found[0]
@@ -173,21 +172,21 @@ class Registry:
             model = self.meant(model)
         versions = self._models.get(model)
         if not versions:
-            raise NotFound(f"{_UNKNOWN}'{model}' is not found")
+            raise unknown_model(model)
         if version < 0:
             return self._highest_ready(model, versions)
         found = versions.get(version)
         if found is None:
-            raise NotFound(f"{_UNKNOWN}'{model}' version {version} is not found")
+            raise unknown_version(model, version)
         if found.state is not VersionState.READY:
-            raise Unavailable(f"{_UNKNOWN}'{model}' version {version} is not at ready state")
+            raise version_not_ready(model, version)
         return found
 
     @staticmethod
     def _highest_ready(model: str, versions: dict[int, ModelVersion]) -> ModelVersion:
         ready = [number for number, one in versions.items() if one.state is VersionState.READY]
         if not ready:
-            raise NotFound(f"{_UNKNOWN}'{model}' has no available versions")
+            raise no_version_ready(model)
         return versions[max(ready)]
 
     def knows(self, model: str) -> bool:

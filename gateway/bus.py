@@ -16,6 +16,9 @@ from protocol.statistics import ModelStatistics
 
 Frames = Sequence[memoryview | bytes]
 Done = Callable[[ServingError | None], None]  # called once, with what went wrong
+# Called once, now or within some seconds, with what was asked for or with why it cannot be told.
+OnStatistics = Callable[[list[ModelStatistics] | ServingError], None]
+OnIndex = Callable[[list[IndexEntry] | ServingError], None]
 
 
 class ReplySink(Protocol):
@@ -59,11 +62,11 @@ class Bus(Protocol):
     def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         """The same for one model. Raises NotFound for a model or version that is not known."""
 
-    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
-        """All models for an empty name, all versions for -1. Raises InvalidArgument."""
+    def statistics(self, model: str, version: int, done: OnStatistics) -> None:
+        """All models for an empty name, all versions for -1; InvalidArgument for what is not READY."""
 
-    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
-        """``done`` is called with the rows sorted by name; only READY ones with ``ready``."""
+    def index(self, ready: bool, done: OnIndex) -> None:
+        """The rows sorted by name; only READY ones with ``ready``."""
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
         """Load a model, or load it again if it has changed. ``config`` is JSON text in place of its config.pbtxt;

@@ -14,7 +14,7 @@ import structlog
 
 from gateway.admission import Admission
 from gateway.batch_rows import ROWS_FROM_NBYTES, BatchRows, Sizes, Slot
-from gateway.bus import Bus, Done, Frames
+from gateway.bus import Bus, Done, Frames, OnIndex, OnStatistics
 from gateway.calls import InferCall, OnReply, OutputTensor, Reply
 from gateway.classification import top_classes
 from gateway.log_settings import LogSettings
@@ -22,8 +22,7 @@ from gateway.model_metadata import ModelMetadata, model_metadata
 from metrics.pressure import Pressure
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
 from protocol.messages import Handle, Request, Response, TensorRef
-from protocol.signature import IndexEntry, Signature
-from protocol.statistics import ModelStatistics
+from protocol.signature import Signature
 from protocol.validation import Checker, client_shape
 from shm.arena import ALIGNMENT
 from shm.errors import BadHandle, BadSegment, ShmFull
@@ -331,12 +330,12 @@ class DataPlane:
         signature = self.bus.signature(model, version)
         return model_metadata(signature, [version] if version != -1 else self.bus.versions(model))
 
-    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
-        """All models for an empty name, all versions for -1. Raises InvalidArgument."""
-        return self.bus.statistics(model, version)
+    def statistics(self, model: str, version: int, done: OnStatistics) -> None:
+        """As ``Bus.statistics``."""
+        self.bus.statistics(model, version, done)
 
-    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
-        """``done`` is called with the rows sorted by name."""
+    def index(self, ready: bool, done: OnIndex) -> None:
+        """As ``Bus.index``."""
         self.bus.index(ready, done)
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:

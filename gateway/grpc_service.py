@@ -62,7 +62,6 @@ class GrpcService:
             "ServerLive": self._server_live,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
-            "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
             "SystemSharedMemoryStatus": self._system_shared_memory_status,
             "SystemSharedMemoryRegister": self._shared_memory_disabled,
@@ -80,6 +79,7 @@ class GrpcService:
             HEALTH_CHECK: self._health_check,
             SERVICE + "ServerReady": self._server_ready,
             SERVICE + "ModelReady": self._model_ready,
+            SERVICE + "ModelStatistics": self._model_statistics,
             SERVICE + "RepositoryIndex": self._repository_index,
             SERVICE + "RepositoryModelLoad": self._repository_model_load,
             SERVICE + "RepositoryModelUnload": self._repository_model_unload,
@@ -202,15 +202,21 @@ class GrpcService:
         config = self.dataplane.signature(message.name, parse_version(message.version)).config_proto
         return b"".join((b"\x0a", varint(len(config)), config))
 
-    def _model_statistics(self, request: Proto) -> Proto:
-        rows = self.dataplane.statistics(request.name, parse_version(request.version))
-        return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
+    def _model_statistics(self, request: bytes, answer: Answer) -> None:
+        message = parse_message(service_pb2.ModelStatisticsRequest, request)
+        self.dataplane.statistics(
+            message.name,
+            parse_version(message.version),
+            lambda rows: answer(rows if isinstance(rows, ServingError) else _all_statistics(rows)),
+        )
 
     def _repository_index(self, request: bytes, answer: Answer) -> None:
         message = parse_message(service_pb2.RepositoryIndexRequest, request)
         if message.repository_name:
             raise Unsupported(NO_REPOSITORY_NAME)
-        self.dataplane.index(message.ready, lambda rows: answer(_index(rows)))
+        self.dataplane.index(
+            message.ready, lambda rows: answer(rows if isinstance(rows, ServingError) else _index(rows))
+        )
 
     def _repository_model_load(self, request: bytes, answer: Answer) -> None:
         message = parse_message(service_pb2.RepositoryModelLoadRequest, request)
@@ -354,6 +360,12 @@ def _rendered(reply: Reply) -> Message | ServingError:
 
 def _duration(duration: Duration) -> Proto:
     return service_pb2.StatisticDuration(count=duration.count, ns=duration.ns)
+
+
+def _all_statistics(rows: list[ModelStatistics]) -> bytes:
+    response = service_pb2.ModelStatisticsResponse(model_stats=[_statistics(row) for row in rows])
+    data: bytes = response.SerializeToString()
+    return data
 
 
 def _statistics(row: ModelStatistics) -> Proto:

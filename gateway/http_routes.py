@@ -25,7 +25,14 @@ from protocol.statistics import BatchStatistics, Duration, InferStatistics, Mode
 
 T = TypeVar("T")
 # Those that may take a while.
-ASKED = READY, MODEL_READY, INDEX, LOAD, UNLOAD = "ready", "model_ready", "index", "load", "unload"
+ASKED = READY, MODEL_READY, STATISTICS, INDEX, LOAD, UNLOAD = (
+    "ready",
+    "model_ready",
+    "statistics",
+    "index",
+    "load",
+    "unload",
+)
 INFER, GENERATE, GENERATE_STREAM = "infer", "generate", "generate_stream"
 
 
@@ -54,13 +61,13 @@ _TABLE = [
     ("server_metadata", b"GET", r"/v2"),
     ("live", b"GET", r"/v2/health/live"),
     (READY, b"GET", r"/v2/health/ready"),
-    ("statistics", b"GET", r"/v2/models/stats"),
+    (STATISTICS, b"GET", r"/v2/models/stats"),
     (INFER, b"POST", _MODEL + r"/infer"),
     (GENERATE, b"POST", _MODEL + r"/generate"),
     (GENERATE_STREAM, b"POST", _MODEL + r"/generate_stream"),
     (MODEL_READY, b"GET", _MODEL + r"/ready"),
     ("model_config", b"GET", _MODEL + r"/config"),
-    ("statistics", b"GET", _MODEL + r"/stats"),
+    (STATISTICS, b"GET", _MODEL + r"/stats"),
     ("model_metadata", b"GET", _MODEL),
     (INDEX, b"POST", _REPOSITORY + r"/index"),
     (LOAD, b"POST", _REPOSITORY + r"/models/(?P<model>[^/]++)/load"),
@@ -109,6 +116,18 @@ def error_response(error: ServingError, headers: bytes = b"") -> HttpResponse:
 
 def _telling(respond: Respond) -> Callable[[ServingError | None], None]:
     return lambda error: respond(EMPTY if error is None else error_response(error))
+
+
+def _showing(shown: Callable[[T], object], respond: Respond) -> Callable[[T | ServingError], None]:
+    """Answers with the JSON that ``shown`` makes of what is told, or with the error."""
+
+    def tell(told: T | ServingError) -> None:
+        if isinstance(told, ServingError):
+            respond(error_response(told))
+        else:
+            respond(HttpResponse(200, http_json.encode(shown(told))))
+
+    return tell
 
 
 def error_body(text: str) -> bytes:
@@ -214,9 +233,12 @@ class Endpoints:
     def model_config(self, route: Route, body: bytes) -> HttpResponse:
         return HttpResponse(200, self.signature(route).config_json.encode("utf-8", "surrogateescape"))
 
-    def statistics(self, route: Route, body: bytes) -> HttpResponse:
-        statistics = for_model(route, self._dataplane.statistics)
-        return HttpResponse(200, http_json.encode({"model_stats": [_model_statistics(item) for item in statistics]}))
+    def statistics(self, route: Route, body: bytes, respond: Respond) -> None:
+        self._dataplane.statistics(
+            route.model,
+            version_of(route),
+            _showing(lambda rows: {"model_stats": list(map(_model_statistics, rows))}, respond),
+        )
 
     def index(self, route: Route, body: bytes, respond: Respond) -> None:
         ready = False
@@ -227,30 +249,35 @@ class Endpoints:
                     ready = http_json.as_bool(found)
                 except JsonError:
                     raise InvalidArgument("Invalid value for 'ready': expected a boolean") from None
-        self._dataplane.index(
-            ready, lambda rows: respond(HttpResponse(200, http_json.encode([_index_entry(row) for row in rows])))
-        )
+        self._dataplane.index(ready, _showing(lambda rows: list(map(_index_entry, rows)), respond))
 
     def load(self, route: Route, body: bytes, respond: Respond) -> None:
         config, files = load_parameters(self._control_document(route, body))
-        self._named(route, lambda model: self._dataplane.load(model, config, files, _telling(respond)))
+        self._named(route, respond, lambda model: self._dataplane.load(model, config, files, _telling(respond)))
 
     def unload(self, route: Route, body: bytes, respond: Respond) -> None:
         dependents = unloads_dependents(self._control_document(route, body))
-        self._named(route, lambda model: self._dataplane.unload(model, dependents, _telling(respond)))
+        self._named(route, respond, lambda model: self._dataplane.unload(model, dependents, _telling(respond)))
 
     def _control_document(self, route: Route, body: bytes) -> object:
         if route.name:
             raise Unsupported(NO_REPOSITORY_NAME)
         return self._parse(body) if body else MISSING
 
-    def _named(self, route: Route, ask: Callable[[str], None]) -> None:
+    def _named(self, route: Route, respond: Respond, ask: Callable[[str], None]) -> None:
         """``ask`` with the name as it stands in the path if there is such a model, else with percent signs decoded."""
         raw = route.model
-        if "%" not in raw:
+
+        def ask_known(rows: list[IndexEntry] | ServingError) -> None:
+            if isinstance(rows, ServingError):
+                respond(error_response(rows))
+            else:
+                ask(raw if raw in {row.name for row in rows} else unquote(raw))
+
+        if "%" in raw:
+            self._dataplane.index(False, ask_known)
+        else:
             ask(raw)
-            return
-        self._dataplane.index(False, lambda rows: ask(raw if raw in {row.name for row in rows} else unquote(raw)))
 
     def system_regions(self, route: Route, body: bytes) -> HttpResponse:
         return self._regions("system", route)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from broker.events import LoadModel, Override, UnloadModel
 from broker.server import BrokerServer
 from broker.statistics import statistics
-from gateway.bus import Done, Frames, ReplySink
+from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
+from protocol.errors import ServingError
 from protocol.messages import Request
-from protocol.signature import IndexEntry, Signature
-from protocol.statistics import ModelStatistics
+from protocol.signature import Signature
 
 
 class EmbeddedBus:
@@ -47,10 +47,15 @@ class EmbeddedBus:
     def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         self._broker.model_ready(model, version, done)
 
-    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
-        return [statistics(one) for one in self._registry.select(model, version)]
+    def statistics(self, model: str, version: int, done: OnStatistics) -> None:
+        try:
+            chosen = self._registry.select(model, version)
+        except ServingError as error:
+            done(error)
+        else:
+            done([statistics(one) for one in chosen])
 
-    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+    def index(self, ready: bool, done: OnIndex) -> None:
         self._broker.index(ready, done)
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from gateway.bus import Done, Frames, ReplySink
+from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
 from gateway.dataplane import DataPlane
 from protocol.datatypes import BY_NAME
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
@@ -201,17 +201,18 @@ class FakeBus:
         self.signature(model, version)
         done(self.is_ready)
 
-    def statistics(self, model: str, version: int) -> list[ModelStatistics]:
+    def statistics(self, model: str, version: int, done: OnStatistics) -> None:
         """Durations are numbered, in the order of the fields."""
         if model and model not in self.signatures:
-            raise InvalidArgument(f"requested model '{model}' is not available")
+            done(InvalidArgument(f"requested model '{model}' is not available"))
+            return
         durations = (Duration(number, number * 10) for number in count(1))
         figures = InferStatistics(*(next(durations) for _ in range(8)))
         batches = [BatchStatistics(4, *(next(durations) for _ in range(3)))]
         names = [model] if model else self.signatures
-        return [ModelStatistics(name, 1, 1234, 5, 6, figures, batches, []) for name in names]
+        done([ModelStatistics(name, 1, 1234, 5, 6, figures, batches, []) for name in names])
 
-    def index(self, ready: bool, done: Callable[[list[IndexEntry]], None]) -> None:
+    def index(self, ready: bool, done: OnIndex) -> None:
         done(self._index(ready))
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
