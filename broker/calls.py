@@ -52,7 +52,7 @@ class Calls:
             if message.request.version < 0 and self._registry.knows(model):
                 raise not_ready(model) from None
             raise
-        if version.dead_instance() is not None:
+        if version.plan is None and version.unserved() is not None:
             raise not_ready(model)
         if version.config.decoupled and not message.decoupled:
             raise InternalError(

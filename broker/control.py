@@ -16,12 +16,13 @@ the order asked; an unload waits for nothing. A load that waits for itself by wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 
 from broker.assembly import plan_of, put_together, ready
 from broker.events import Action, Discard, LoadModel, LoadModels, Poll, Polled, Say
 from broker.load_lines import NOT_READY, ForEnsemble, LoadLine, LoadLines, told
-from broker.model import Generation, VersionSource, VersionState
+from broker.model import Generation, ModelVersion, VersionSource, VersionState
 from broker.model_config import Scheduler
 from broker.registry import Registry
 from broker.serving import Serving
@@ -34,7 +35,16 @@ _SETTLE_NS = 5_000_000_000  # a load waits so long for instances that it has mad
 class ModelControl:
     """Invariant: a version that is LOADING belongs to the generation of its model's line."""
 
-    def __init__(self, registry: Registry, startup: Startup, serving: Serving, lines: LoadLines) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        startup: Startup,
+        serving: Serving,
+        lines: LoadLines,
+        fill: Callable[[ModelVersion], list[Action]],
+    ) -> None:
+        """``fill`` has a version that has come to serve get what it lacks on hosts that have joined meanwhile."""
+        self._fill = fill
         self._registry = registry
         self._startup = startup
         self._serving = serving
@@ -125,6 +135,8 @@ class ModelControl:
             return []
         if generation.came_up():
             actions = self._serving.take_over(generation, now)
+            for version in generation.versions:
+                actions += self._fill(version)
             self._bring_back(line.model)
             if self._serving.is_settled(line.model):
                 return actions + self._next(line, None)

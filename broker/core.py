@@ -24,6 +24,9 @@ from broker.events import (
     Cancelled,
     DeadlinePassed,
     Event,
+    HostJoined,
+    HostLeaves,
+    HostLost,
     Kept,
     LoadModel,
     LoadModels,
@@ -43,6 +46,8 @@ from broker.events import (
     TellReady,
     UnloadModel,
 )
+from broker.host_table import HostTable
+from broker.hosts import Hosts
 from broker.instance import IllegalTransition, Instance, InstanceEvent
 from broker.load_lines import LoadLines
 from broker.model import ModelVersion, VersionState
@@ -113,6 +118,7 @@ class Core:
         self._arriving_calls = ArrivingCalls(
             self.registry, self._roster, self._answering.calls, self._requests, self.readiness.ask
         )
+        table = HostTable(settings.hosted, settings.gpus)
         self._startup = Startup(
             settings,
             self.registry,
@@ -122,6 +128,7 @@ class Core:
             self._limits,
             lambda *settled: self._control.settled(*settled),
             self._limiter,
+            table,
         )
         self._recovery = Recovery(settings, self._roster, self._answering)
         self._serving = Serving(
@@ -133,7 +140,17 @@ class Core:
             self._answering.caching.changed,
         )
         lines = LoadLines(self._roster, settings.namespaces)
-        self._control = ModelControl(self.registry, self._startup, self._serving, lines)
+        self.hosts = Hosts(
+            table,
+            self.registry,
+            self._roster,
+            self._startup,
+            self._serving.leaving,
+            self._recovery,
+            self._stub_died,
+            self._dispatcher.touch,
+        )
+        self._control = ModelControl(self.registry, self._startup, self._serving, lines, self.hosts.fill)
         self._asked = Asked(
             settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
         )
@@ -148,6 +165,9 @@ class Core:
             OutputsRead: self._outputs_read,
             StubSaid: self._stub_said,
             StubDied: self._stub_died,
+            HostJoined: self.hosts.joined,
+            HostLeaves: self.hosts.leaves,
+            HostLost: self.hosts.lost,
             LookedUp: self._requests.looked_up,
             Kept: self._answering.caching.kept,
             LoadModels: self._control.load_all,
@@ -186,6 +206,8 @@ class Core:
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work."""
         actions = self._requests.dispatch(now) + self._control.leave(now)
+        if self.hosts:
+            actions += self.hosts.dismiss()
         return actions + self._finish_idle() if self.stopping else actions
 
     def count(self) -> None:
@@ -344,6 +366,7 @@ class Core:
         self._requests.check()
         self.readiness.check()
         self._control.check()
+        self.hosts.check()
         self._metrics.check()
         self._limits.check()
         if self._limiter is not None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union
 
 from broker.execution_env import ExecutionEnv
-from broker.instance import not_healthy
+from broker.instance import LOCAL, not_healthy
 from broker.model import ModelVersion, VersionSource
 from broker.queue import Frames, Pending, ReplySink
-from protocol.errors import InternalError, ServingError
+from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, TensorRef, ToBroker, ToStub
+from protocol.services import Environment
 
 # --- events -----------------------------------------------------------------------------------------------------
 
@@ -54,14 +55,37 @@ class StubDied(NamedTuple):
     status: int
     inside: int | None
     verdict: str = ""  # what clients are told, if the core has had it killed
+    lost: bool = False  # with its host, and perhaps it lives: whatever it held may have been executed, or will be
 
-    def error(self, instance: str) -> InternalError:
+    def error(self, instance: str) -> ServingError:
         """For what the process was doing."""
+        if self.lost:
+            return Unavailable(f"the stub host of instance '{instance}' was lost, and the request with it")
         return InternalError(self.verdict) if self.verdict else not_healthy(instance)
 
     @property
     def cause(self) -> str:
         return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
+
+
+class HostJoined(NamedTuple):
+    """A stub host is there, which runs the models that one of these patterns (fnmatch) fits."""
+
+    host: str
+    models: tuple[str, ...]
+    gpus: tuple[int, ...] = ()
+
+
+class HostLeaves(NamedTuple):
+    """It is to have no new work; Dismiss answers once nothing runs there."""
+
+    host: str
+
+
+class HostLost(NamedTuple):
+    """Its processes are out of reach, and not heard from again."""
+
+    host: str
 
 
 class LookedUp(NamedTuple):
@@ -179,6 +203,9 @@ Event = Union[
     OutputsRead,
     StubSaid,
     StubDied,
+    HostJoined,
+    HostLeaves,
+    HostLost,
     LookedUp,
     Kept,
     LoadModels,
@@ -246,12 +273,16 @@ class Prepare(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Start a stub process with this routing id; ``interpreter`` None is the server's own."""
+    """Start a stub process with this routing id; ``interpreter`` None is the server's own. Another host finds that, or
+    makes it, from ``environment``."""
 
     key: str
     title: str  # for people: in the list of processes and before the lines that it prints
     source: VersionSource  # what it is to run
     interpreter: Interpreter | None
+    instance: str = ""  # its name; "" for the process that completes the configuration
+    host: str = LOCAL
+    environment: Environment | None = None
 
 
 class Kill(NamedTuple):
@@ -269,6 +300,12 @@ class Watch(NamedTuple):
 
     key: str
     segment: str
+
+
+class Dismiss(NamedTuple):
+    """Nothing runs on this host any more, which is leaving."""
+
+    host: str
 
 
 class Poll(NamedTuple):
@@ -327,6 +364,7 @@ Action = Union[
     Kill,
     Abort,
     Watch,
+    Dismiss,
     Say,
     ModelSaid,
     TellReady,

@@ -56,6 +56,8 @@ TABLE: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
 }
 
 
+LOCAL = ""  # the host of the server itself
+
 _SHORT_NS = _LEAD_NS = 1_000_000
 
 
@@ -115,6 +117,7 @@ class Instance:
         "deaths",
         "execute_ns",
         "hopeless",
+        "host",
         "incarnation",
         "index",
         "key",
@@ -129,8 +132,9 @@ class Instance:
         "state",
     )
 
-    def __init__(self, spec: InstanceSpec, index: int) -> None:
+    def __init__(self, spec: InstanceSpec, index: int, host: str = LOCAL) -> None:
         self.spec = spec
+        self.host = host  # the stub host that its processes run on
         self.index = index  # unique for the broker
         self.incarnation = 0
         self.key = f"{index}.0"  # the ZeroMQ routing id of its present process

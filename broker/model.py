@@ -8,7 +8,7 @@ from enum import Enum
 
 from broker.batcher import REASONS, Batching, batching, queue
 from broker.ensemble import Plan
-from broker.instance import Instance, InstanceState
+from broker.instance import Instance, InstanceState, unserved
 from broker.model_config import ModelConfig, Scheduler
 from broker.policy_queue import PolicyQueue
 from broker.queue import RequestQueue
@@ -18,9 +18,10 @@ from broker.sequences import Sequences
 from broker.settings import DelayScheduler
 from broker.step_slots import StepSlots
 from metrics.recorder import ModelRecorder
-from protocol.errors import ServingError
+from protocol.errors import ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Request
+from protocol.services import Environment
 from protocol.signature import Signature
 from protocol.validation import Checker
 
@@ -86,15 +87,18 @@ class ModelVersion:
     """``signature``, ``recorder`` and instances exist from the time its configuration is complete.
 
     ``instances`` are those that do its work. Those of an update that is under way stand in ``joining`` until all of
-    them are up, those that it has made superfluous in ``leaving`` until they are gone."""
+    them are up, those that are superfluous in ``leaving`` until they are gone, and those of a stub host that has come
+    later in ``arriving``, each until it is up."""
 
     __slots__ = (
         "_batching",
         "_checker",
         "accepts_until",
+        "arriving",
         "cached",
         "config",
         "configuring",
+        "environment",
         "expected",
         "flows",
         "generation",
@@ -131,9 +135,11 @@ class ModelVersion:
         self.configuring: str | None = None  # key of the process that runs auto_complete_config
         self.instances: list[Instance] = []
         self.joining: list[Instance] = []
+        self.arriving: list[Instance] = []
         self.leaving: list[Instance] = []
         self.update: InstanceUpdate | None = None
         self.interpreter: Interpreter | None = None  # that all its processes run in; None: the server's own
+        self.environment: Environment | None = None  # what each stub host makes its interpreter from
         self.queue: RequestQueue | PolicyQueue = RequestQueue()
         self.order: ResponseOrder | None = None
         self.may_lead = False  # a batch may be closed before an instance is free
@@ -197,19 +203,22 @@ class ModelVersion:
         return request.inputs[0].shape[0] or 1 if self.config.max_batch_size > 0 and request.inputs else 1
 
     def healthy(self) -> bool:
-        """Every instance has a living, initialised process."""
-        return all(instance.state is InstanceState.READY for instance in self.instances)
+        """Every instance has a living, initialised process, and there is one."""
+        return bool(self.instances) and all(instance.state is InstanceState.READY for instance in self.instances)
 
-    def dead_instance(self) -> Instance | None:
-        """An instance to name in the error, if none serves or is about to: waiting would be in vain."""
+    def unserved(self) -> ServingError | None:
+        """The error for requests, if no instance serves or is about to: waiting would be in vain."""
         for one in self.instances:
             if not one.hopeless and not one.spec.passive:
                 return None
-        dead = [one for one in self.instances if not one.spec.passive] or self.instances
-        return dead[0] if dead else None
+        there = self.instances + self.arriving
+        if any(not one.hopeless and not one.spec.passive for one in self.arriving):
+            return None
+        dead = [one for one in there if not one.spec.passive] or there
+        return unserved(self.name, dead[0]) if dead else no_host(self.name)
 
     def every_instance(self) -> list[Instance]:
-        return [*self.instances, *self.joining, *self.leaving]
+        return [*self.instances, *self.joining, *self.arriving, *self.leaving]
 
     def in_flight(self) -> int:
         """Requests that are not answered finally."""
@@ -235,6 +244,11 @@ class ModelVersion:
             instance.check()
         assert not self.joining or self.update is not None
         assert self.state is not VersionState.READY or self.signature is not None
+
+
+def no_host(model: str) -> Unavailable:
+    """For a request to a model whose last stub host has gone."""
+    return Unavailable(f"no stub host runs model '{model}' now")
 
 
 class Generation:

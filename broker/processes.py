@@ -12,11 +12,12 @@ from protocol.messages import FINISH, Finish
 def start_process(roster: Roster, version: ModelVersion, instance: Instance) -> Spawn:
     """The next process of an instance, which is STARTING."""
     roster.add_instance(version, instance)
-    return spawn(version, instance.key, instance.spec.name)
+    return spawn(version, instance.key, instance.spec.name, instance.host, instance.spec.name)
 
 
-def spawn(version: ModelVersion, key: str, what: str) -> Spawn:
-    return Spawn(key, f"{version.name}:{version.version} {what}", version.source, version.interpreter)
+def spawn(version: ModelVersion, key: str, what: str, host: str, instance: str = "") -> Spawn:
+    title = f"{version.name}:{version.version} {what}"
+    return Spawn(key, title, version.source, version.interpreter, instance, host, version.environment)
 
 
 def end_processes(version: ModelVersion, finish: bool) -> list[Action]:

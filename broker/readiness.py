@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from broker.events import Action, Say, Send, TellReady
 from broker.instance import Instance, InstanceState, not_healthy
-from broker.model import ModelVersion
+from broker.model import ModelVersion, no_host
 from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import ASK_READY, AskReady, IsReady
 
@@ -69,6 +69,8 @@ class Readiness:
         for instance in version.instances:
             if instance.state is not InstanceState.READY:
                 return then(not_healthy(instance.spec.name), now)
+        if not version.instances and version.plan is None:
+            return then(no_host(version.name), now)
         asked = [instance for instance in version.instances if instance.asks_ready]
         if not asked:
             return then(None, now)

@@ -51,7 +51,7 @@ class Recovery:
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
         actions.append(Say("error", "a stub process died; it will be restarted", fields))
         # Restart first: an instance that is on its way up is worth waiting for.
-        return actions + self.restart_due(now) + self._fail_hopeless(version, now)
+        return actions + self.restart_due(now) + self.fail_hopeless(version, now)
 
     def _give_up_batches(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
         batches, inside = list(instance.outstanding), event.inside
@@ -65,7 +65,7 @@ class Recovery:
             for pending, ended_ns in batch.ended:
                 self._answering.count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
             for pending in batch.unanswered():
-                if batch.id == inside or (pending.requeued and not culprit_known):
+                if event.lost or batch.id == inside or (pending.requeued and not culprit_known):
                     actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
                 else:
                     spared.append(pending)
@@ -90,16 +90,16 @@ class Recovery:
             actions += self._answering.fail(version, pending, cause, now)
         return actions
 
-    def _fail_hopeless(self, version: ModelVersion, now: int) -> list[Action]:
+    def fail_hopeless(self, version: ModelVersion, now: int) -> list[Action]:
         """If no instance serves or is likely to soon, waiting would only delay the error."""
-        dead = version.dead_instance()
-        if dead is None:
+        error = version.unserved()
+        if error is None:
             return []
         actions: list[Action] = []
         queue = version.queue if version.sequences is None else version.sequences
         for pending in queue.drain():
             version.recorder.dequeued()
-            actions += self._answering.fail(version, pending, not_healthy(dead.spec.name), now)
+            actions += self._answering.fail(version, pending, error, now)
         return actions
 
     def restart_due(self, now: int) -> list[Action]:

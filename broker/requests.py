@@ -10,7 +10,6 @@ from broker.answering import Answering, refusal
 from broker.deadlock import is_stuck
 from broker.dispatcher import Dispatcher
 from broker.events import Action, Answer, LookedUp, Send, Submitted
-from broker.instance import unserved
 from broker.iterative import begin
 from broker.model import ModelVersion
 from broker.queue import Pending
@@ -92,9 +91,9 @@ class Requests:
         self._answering.living[pending.request.id] = (version, pending)
         if version.plan is not None:
             return self._answering.ensembles.begin(version, pending, now)
-        dead = version.dead_instance()
-        if dead is not None:
-            return self._answering.fail(version, pending, unserved(version.name, dead), now)
+        unserved = version.unserved()
+        if unserved is not None:
+            return self._answering.fail(version, pending, unserved, now)
         if version.config.iterative:
             begin(version, pending)
         if queue.timed:

@@ -12,6 +12,7 @@ class Roster:
     def __init__(self) -> None:
         self._instances: dict[str, tuple[ModelVersion, Instance]] = {}
         self._configuring: dict[str, ModelVersion] = {}
+        self._hosts: dict[str, str] = {}
         self._last_index = 0
 
     def next_index(self) -> int:
@@ -20,9 +21,18 @@ class Roster:
 
     def add_instance(self, version: ModelVersion, instance: Instance) -> None:
         self._instances[instance.key] = (version, instance)
+        self._hosts[instance.key] = instance.host
 
-    def add_configuring(self, key: str, version: ModelVersion) -> None:
+    def add_configuring(self, key: str, version: ModelVersion, host: str) -> None:
         self._configuring[key] = version
+        self._hosts[key] = host
+
+    def on(self, host: str) -> list[str]:
+        """The keys of the processes that run there."""
+        return [key for key, of in self._hosts.items() if of == host]
+
+    def host_of(self, key: str) -> str:
+        return self._hosts[key]
 
     def serving(self, key: str) -> tuple[ModelVersion, Instance] | None:
         """By the routing id of any socket of the process: another one than its first has a suffix after a slash."""
@@ -34,6 +44,7 @@ class Roster:
     def remove(self, key: str) -> None:
         self._instances.pop(key, None)
         self._configuring.pop(key, None)
+        self._hosts.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._instances) + len(self._configuring)

@@ -46,7 +46,7 @@ class Serving:
         self._startup = startup
         self._serving: dict[str, Generation] = {}
         self._draining = Draining(settings, registry, recorder, lends)
-        self._leaving = Leaving(settings, lends)
+        self.leaving = Leaving(settings, lends)
         self._lost: dict[str, list[VersionSource]] = {}  # ensembles that went with a model, and come back with it
         self.refused: dict[str, ServingError] = {}  # ensembles whose last load failed, and why
         self._by_name: set[str] = set()  # what somebody has asked for; other models were loaded for an ensemble
@@ -89,7 +89,7 @@ class Serving:
         for version in generation.take_kept():
             self._keep(version, generation)
         for version in generation.versions:
-            self._leaving.add(version)
+            self.leaving.add(version)
         self._serving[model] = generation
         self._lost.pop(model, None)
         self.refused.pop(model, None)
@@ -112,14 +112,14 @@ class Serving:
     def is_settled(self, model: str) -> bool:
         """Whether the instances that an update has made superfluous are gone, if they can."""
         serving = self._serving.get(model)
-        return serving is None or not any(map(self._leaving.is_awaited, serving.versions))
+        return serving is None or not any(map(self.leaving.is_awaited, serving.versions))
 
     def abandon(self, generation: Generation, now: int) -> list[Action]:
         """One that does not come to serve."""
         self._draining.end(generation.versions)
         actions = self._startup.give_up(generation, now)
         for version in generation.kept:
-            self._leaving.add(version)
+            self.leaving.add(version)
         return actions
 
     def forgive(self, model: str) -> None:
@@ -171,11 +171,11 @@ class Serving:
 
     def leave(self, now: int) -> list[Action]:
         """Whatever can go a step further does; at the end of every turn."""
-        actions = self._leaving.leave(now) if self._leaving else []
+        actions = self.leaving.leave(now) if self.leaving else []
         return actions + self._draining.leave(now) if self._draining else actions
 
     def next_deadline(self) -> int | None:
-        deadlines = (self._draining.next_deadline(), self._leaving.next_deadline())
+        deadlines = (self._draining.next_deadline(), self.leaving.next_deadline())
         return min((at for at in deadlines if at is not None), default=None)
 
     def check(self, is_open: bool) -> None:
@@ -183,6 +183,6 @@ class Serving:
         for one in self._registry:
             assert not is_open or one.state is not VersionState.UNLOADING or one in self._draining
             stays = one.state is VersionState.READY and one.update is None
-            assert not (one.leaving and stays) or one in self._leaving
+            assert not (one.leaving and stays) or one in self.leaving
         for model, generation in self._serving.items():
             assert not is_open or generation.serves(), model

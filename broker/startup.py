@@ -17,6 +17,7 @@ from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
 from broker.ensemble import Plan
 from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, Watch
+from broker.host_table import HostTable
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.instance_update import compare, with_instances
 from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
@@ -31,6 +32,7 @@ from broker.time_limits import LOAD as LOAD_LIMIT
 from broker.time_limits import TimeLimits
 from protocol.errors import InternalError, ServingError, error_of
 from protocol.messages import LOAD, VERSION, Configured, Failed, Handle, Hello, Load, Ready
+from protocol.services import Environment
 
 
 class Startup:
@@ -46,8 +48,11 @@ class Startup:
         limits: TimeLimits,
         settled: Callable[[Generation, int], list[Action]],
         limiter: RateLimiter | None,
+        hosts: HostTable,
     ) -> None:
         """``settled`` is told when every version of a generation is up or has failed."""
+        self._hosts = hosts
+        self._homeless: dict[ModelVersion, None] = {}  # wait for a host; an ordered set
         self._settings = settings
         self._registry = registry
         self._roster = roster
@@ -61,7 +66,7 @@ class Startup:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._busy
+        return not self._waiting and not self._busy and not self._homeless
 
     def load(self, generation: Generation, now: int) -> list[Action]:
         actions: list[Action] = []
@@ -101,6 +106,7 @@ class Startup:
             if version.state is VersionState.LOADING:
                 version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
                 self._busy.discard(version)
+                self._homeless.pop(version, None)
                 actions += end_processes(version, finish=version.is_up)
         for version in generation.kept:
             self._busy.discard(version)
@@ -116,11 +122,15 @@ class Startup:
         try:
             if version.source.refusal is not None:
                 raise version.source.refusal
-            version.config = config_loading.prepare(version.config, self._settings.gpus, self._backend(version))
+            gpus = self._hosts.gpus(version.name)
+            version.config = config_loading.prepare(version.config, gpus, self._backend(version))
         except ServingError as error:
             return self._fail(version, error, now)
         env = execution_env.wanted(version.source, self._backend(version))
-        return [Prepare(version, env)] if env is not None else self._complete(version, now)
+        if env is None or self._settings.hosted:
+            version.environment = None if env is None else Environment(*env)
+            return self._complete(version, now)
+        return [Prepare(version, env)]
 
     def prepared(self, event: Prepared, now: int) -> list[Action]:
         version = event.version
@@ -132,11 +142,36 @@ class Startup:
         return self._complete(version, now)
 
     def _complete(self, version: ModelVersion, now: int) -> list[Action]:
+        hosts = self._hosts.running(version.name)
+        if not hosts:
+            return self._wait_for_host(version, now)
         if not self._settings.auto_complete:
             return self._start_instances(version, now)
         key = version.configuring = f"c{self._roster.next_index()}"
-        self._roster.add_configuring(key, version)
-        return [spawn(version, key, "auto_complete_config")]
+        self._roster.add_configuring(key, version, hosts[0])
+        return [spawn(version, key, "auto_complete_config", hosts[0])]
+
+    def _wait_for_host(self, version: ModelVersion, now: int) -> list[Action]:
+        self._homeless[version] = None
+        self._busy.discard(version)
+        said = Say("info", "waits for a stub host", {"model": version.name, "version": version.version})
+        return [said, *self._start_waiting(now)]
+
+    def resume(self, now: int) -> list[Action]:
+        """There is one host more."""
+        found = [version for version in self._homeless if self._hosts.running(version.name)]
+        for version in found:
+            del self._homeless[version]
+        self._waiting.extend(found)
+        return self._start_waiting(now)
+
+    def begin_again(self, version: ModelVersion, now: int) -> list[Action]:
+        """A host on which it was coming up has gone."""
+        if version in self._homeless or version in self._waiting:
+            return []
+        version.is_up = False
+        self._busy.add(version)
+        return self._start_over(version, now)
 
     def _start_instances(self, version: ModelVersion, now: int) -> list[Action]:
         """The configuration is as complete as it will be."""
@@ -148,15 +183,28 @@ class Startup:
         version.signature = signature(version.config, version.version, version.source.labels)
         version.schedule(self._settings.delay_scheduler)
         try:
-            instances, started = self._start(version, version.config.instances)
+            for host in self._hosts.running(version.name):
+                instances, started = self._start(version, version.config.instances, host)
+                version.instances += instances
+                actions += started
         except ServingError as error:
             return actions + self._fail(version, error, now)
-        version.instances += instances
-        return actions + started
+        return actions
 
-    def _start(self, version: ModelVersion, specs: Iterable[InstanceSpec]) -> tuple[list[Instance], list[Action]]:
+    def arrive(self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str) -> list[Action]:
+        """Instances of a version that serves, on a host that has come later."""
+        try:
+            instances, started = self._start(version, specs, host)
+        except ServingError as error:
+            return [Say("error", "instances cannot be added", {"model": version.name, "cause": str(error)})]
+        version.arriving += instances
+        return started
+
+    def _start(
+        self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str
+    ) -> tuple[list[Instance], list[Action]]:
         """Raises InvalidArgument."""
-        instances = [Instance(spec, self._roster.next_index()) for spec in specs]
+        instances = [Instance(spec, self._roster.next_index(), host) for spec in specs]
         if self._limiter is not None:
             self._limiter.add(instances)
         return instances, [start_process(self._roster, version, instance) for instance in instances]
@@ -165,16 +213,31 @@ class Startup:
         """A version that serves gets what it lacks of the instances that are wanted."""
         version.reason = ""
         try:
-            wanted = config_loading.prepare(update.source.config, self._settings.gpus, self._backend(version))
+            gpus = self._hosts.gpus(version.name)
+            wanted = config_loading.prepare(update.source.config, gpus, self._backend(version))
         except ServingError as error:
             return self._fail(version, error, now)
         update.config = with_instances(version.config, wanted)
-        specs, update.surplus = compare(version.instances, update.config.instances)
+        actions: list[Action] = []
         try:
-            version.joining, actions = self._start(version, specs)
+            for host in self._hosts.running(version.name):
+                there = [one for one in version.instances if one.host == host]
+                specs, surplus = compare(there, update.config.instances)
+                update.surplus += surplus
+                instances, started = self._start(version, specs, host)
+                version.joining += instances
+                actions += started
         except ServingError as error:
-            return self._fail(version, error, now)
+            return actions + self._fail(version, error, now)
         return actions + self._up_if_ready(version, now)
+
+    def joins_no_longer(self, version: ModelVersion, now: int) -> list[Action]:
+        """Of the instances that were to join it some have gone with their host, which nothing waits for now."""
+        update = version.update
+        if update is None or update.is_up or update.config is None:
+            return []
+        update.surplus = [one for one in update.surplus if one in version.instances]
+        return self._up_if_ready(version, now)
 
     def _set_up_ensemble(self, version: ModelVersion, plan: Plan, now: int) -> list[Action]:
         """It has no process: it is up as soon as it is known to be right."""
@@ -278,7 +341,10 @@ class Startup:
         if not instance.shared:
             cause = "it does not share our shared memory"
             actions.append(Say("warning", "tensors travel inline", {"instance": instance.spec.name, "cause": cause}))
-        if version.state is VersionState.LOADING or instance in version.joining:
+        if instance in version.arriving:
+            version.arriving.remove(instance)
+            version.instances.append(instance)
+        elif version.state is VersionState.LOADING or instance in version.joining:
             actions += self._up_if_ready(version, now)
         return actions
 
@@ -327,6 +393,9 @@ class Startup:
 
     def _try_again(self, version: ModelVersion, now: int) -> list[Action]:
         version.tries += 1
+        return self._start_over(version, now)
+
+    def _start_over(self, version: ModelVersion, now: int) -> list[Action]:
         actions = end_processes(version, finish=False)
         version.leaving += version.instances
         version.instances.clear()

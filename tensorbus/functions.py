@@ -170,7 +170,7 @@ class Functions:
         return function.source
 
     def spawn(self, order: Spawn) -> None:
-        key, title, source, interpreter = order
+        key, title, source, interpreter = order[:4]
         function = next((one for one in self._functions if one.source is source), None)
         if function is None:
             self._launcher.spawn(key, title, interpreter)

@@ -1,0 +1,122 @@
+"""Where instances run: on the server's own host, or on the stub hosts that have joined.
+
+A version has on each host that runs its model the instances of its configuration. On a host that comes later they
+start beside those that serve, and each serves as soon as it is up; those of a host that leaves end what they hold.
+A version that no host runs waits for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.events import Action, Dismiss, HostJoined, HostLeaves, HostLost, StubDied
+from broker.host_table import HostTable
+from broker.instance import Instance
+from broker.instance_update import compare
+from broker.leaving import Leaving
+from broker.model import ModelVersion, VersionState
+from broker.recovery import Recovery
+from broker.registry import Registry
+from broker.roster import Roster
+from broker.startup import Startup
+
+
+class Hosts:
+    """Invariant: every process runs on a host that is in the table, or that leaves."""
+
+    def __init__(
+        self,
+        table: HostTable,
+        registry: Registry,
+        roster: Roster,
+        startup: Startup,
+        leaving: Leaving,
+        recovery: Recovery,
+        died: Callable[[StubDied, int], list[Action]],
+        touch: Callable[[ModelVersion], None],
+    ) -> None:
+        self._table = table
+        self._registry = registry
+        self._roster = roster
+        self._startup = startup
+        self._leaving = leaving
+        self._recovery = recovery
+        self._died = died
+        self._touch = touch
+        self._going: dict[str, None] = {}  # hosts on which something may still run; an ordered set
+
+    def joined(self, event: HostJoined, now: int) -> list[Action]:
+        self._table.add(event)
+        actions = self._startup.resume(now)
+        for version in self._registry.serving():
+            actions += self.fill(version)
+        return actions
+
+    def fill(self, version: ModelVersion) -> list[Action]:
+        """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""
+        actions: list[Action] = []
+        if version.plan is not None or version.update is not None:  # fills up once it is over
+            return actions
+        for host in self._table.running(version.name):
+            there = [one for one in (*version.instances, *version.arriving) if one.host == host]
+            missing, surplus = compare(there, version.config.instances)
+            actions += self._startup.arrive(version, missing, host)
+            for instance in surplus:
+                self._send_away(version, instance)
+        return actions
+
+    def leaves(self, event: HostLeaves, now: int) -> list[Action]:
+        self._going[event.host] = None
+        return self._withdraw(event.host, now)
+
+    def lost(self, event: HostLost, now: int) -> list[Action]:
+        host = event.host
+        self._going.pop(host, None)
+        actions = self._withdraw(host, now)
+        for key in self._roster.on(host):
+            actions += self._died(StubDied(key, -9, None, lost=True), now)
+        for version in self._registry:
+            if version.state is not VersionState.LOADING and version.plan is None:
+                actions += self._recovery.fail_hopeless(version, now)
+        return actions
+
+    def _withdraw(self, host: str, now: int) -> list[Action]:
+        """Its instances get no new work, and none comes up on it any more."""
+        self._table.remove(host)
+        actions: list[Action] = []
+        for version in list(self._registry):
+            here = [one for one in (*version.instances, *version.joining, *version.arriving) if one.host == host]
+            configures = version.configuring is not None and self._roster.host_of(version.configuring) == host
+            if version.state is VersionState.LOADING and (here or configures):
+                actions += self._startup.begin_again(version, now)
+            elif version.state is VersionState.READY:
+                for instance in here:
+                    self._send_away(version, instance)
+                actions += self._startup.joins_no_longer(version, now)
+        return actions
+
+    def _send_away(self, version: ModelVersion, instance: Instance) -> None:
+        for place in (version.instances, version.joining, version.arriving):
+            if instance in place:
+                place.remove(instance)
+        version.leaving.append(instance)
+        self._leaving.add(version)
+        self._touch(version)
+
+    def dismiss(self) -> list[Action]:
+        """At the end of a turn."""
+        gone = [host for host in self._going if not self._roster.on(host)]
+        for host in gone:
+            del self._going[host]
+        return [Dismiss(host) for host in gone]
+
+    def __bool__(self) -> bool:
+        """Whether some are leaving."""
+        return bool(self._going)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for version in self._registry:
+            for instance in (*version.instances, *version.joining, *version.arriving):
+                assert instance.host in self._table, instance.host
+            assert not version.arriving or version.plan is None
