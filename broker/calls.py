@@ -80,6 +80,10 @@ class Calls:
         """The calls that an instance has made and that have no final answer yet."""
         return list(self._of.get(instance, {}).values())
 
+    def waited_for(self) -> list[Pending]:
+        """The open calls that an execution cannot end without."""
+        return [one for one in self._calls.values() if one.waits]
+
     def answer(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames
     ) -> tuple[list[Action], bool]:

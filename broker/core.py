@@ -208,6 +208,8 @@ class Core:
         actions = self._requests.dispatch(now) + self._control.leave(now)
         if self.hosts:
             actions += self.hosts.dismiss()
+        if self._limiter is not None:
+            actions += self._limiter.news()
         return actions + self._finish_idle() if self.stopping else actions
 
     def count(self) -> None:

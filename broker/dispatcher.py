@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from broker import sequencing
 from broker.answering import Answering
+from broker.deadlock import awaited, why_stuck
 from broker.events import Action, Say, Send
 from broker.instance import Dispatched, Instance
 from broker.model import ModelVersion
@@ -58,7 +59,7 @@ class Dispatcher:
                 if version.sequences is not None:
                     actions += self._end_sequences(version, version.sequences, now)
                     self._look_again(version, version.sequences)
-        for version in self.dirty if self._limiter is None else self._limiter.turns(self.dirty, now):
+        for version in self.dirty if self._limiter is None else self._turns(self._limiter, now):
             if version.sequences is not None:
                 actions += self._dispatch_sequences(version, version.sequences, now)
                 continue
@@ -68,6 +69,17 @@ class Dispatcher:
         if self._releases.urgent:
             actions += [self._send(instance, [], ()) for instance in list(self._releases.urgent)]
         return actions
+
+    def _turns(self, limiter: RateLimiter, now: int) -> Iterable[ModelVersion]:
+        answering = self._answering
+        return limiter.turns(self.dirty, awaited(answering.calls, answering.ensembles, answering.living), now)
+
+    def why_stuck(self, pending: Pending) -> str:
+        """Why a call in a queue will never be given to an instance, as a clause; "" if it will."""
+        answering = self._answering
+        return why_stuck(
+            pending, answering.calls, answering.ensembles, answering.living, answering.caching, self._limiter
+        )
 
     def may_give_now(self, version: ModelVersion) -> bool:
         """Whether its work need not wait for the end of the turn."""

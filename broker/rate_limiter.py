@@ -3,13 +3,15 @@
 An instance executes only while it has all the resources that its group names; those of a device are the device's own,
 global ones the server's. Of a resource there is what the command line says, else what the neediest instance needs. Of
 those that could execute, the one with the least executions times priority comes first. One that has to wait for a
-resource keeps those behind it from that resource, and from no other: the needy are not overtaken for ever.
+resource keeps those behind it from that resource, and from no other: the needy are not overtaken for ever. Only what an
+execution waits for goes past it: that execution may hold what the needy one lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
+from broker.events import Action, Say
 from broker.instance import Instance, InstanceState
 from broker.model import ModelVersion
 from broker.model_config import InstanceSpec
@@ -33,6 +35,7 @@ class RateLimiter:
         self._needs: dict[Instance, Needs] = {}
         self._executions: dict[Instance, int] = {}
         self._pools: Needs = {}
+        self._said: Needs = {}
         self._used: Needs = {}
         self._executing: dict[Instance, None] = {}  # ordered sets
         self._waiting: dict[ModelVersion, None] = {}
@@ -78,9 +81,22 @@ class RateLimiter:
             )
         return count
 
-    def turns(self, versions: Iterable[ModelVersion], now: int) -> Iterator[ModelVersion]:
+    def news(self) -> list[Action]:
+        """How much there is of each resource, if that has changed."""
+        if self._pools == self._said:
+            return []
+        self._said = dict(self._pools)
+        return [
+            Say("debug", "resource", {"resource": name, "device": _name(device), "count": count})
+            for (device, name), count in sorted(self._pools.items())
+        ]
+
+    def turns(
+        self, versions: Iterable[ModelVersion], awaited: Container[ModelVersion], now: int
+    ) -> Iterator[ModelVersion]:
         """Each version to give work to, while one of its instances is let through; ``versions`` are those that may have
-        got work, or an instance for it, since the last time."""
+        got work, or an instance for it, since the last time. What is kept from others is not kept from ``awaited``:
+        an execution waits for them, and perhaps those who come first wait for that one."""
         self._settle(now)
         self._waiting.update(dict.fromkeys(versions))
         for version in [one for one in self._waiting if not one.recorder.pending]:
@@ -88,7 +104,7 @@ class RateLimiter:
         kept: set[Key] = set()  # for those who come first
         for version, instance in self._candidates():
             needs = self._needs[instance]
-            if kept.isdisjoint(needs) and self._are_free(needs):
+            if self._are_free(needs) and (version in awaited or kept.isdisjoint(needs)):
                 instance.barred = False
                 yield version
                 instance.barred = True
@@ -114,6 +130,19 @@ class RateLimiter:
         self._executing[instance] = None
         for key, count in needs.items():
             self._used[key] = self._used.get(key, 0) + count
+
+    def rivals(self, instance: Instance) -> list[Instance]:
+        """Those that execute with something that it needs."""
+        needs = self._needs.get(instance, {})
+        return [one for one in self._executing if not needs.keys().isdisjoint(self._needs[one])]
+
+    def withheld(self, instance: Instance, stuck: Sequence[Instance]) -> str:
+        """The resource of which there is too little for it if all ``stuck`` execute for ever; "" if there is none."""
+        holding = [self._needs[one] for one in stuck if one is not instance and one in self._executing]
+        for key, count in self._needs.get(instance, {}).items():
+            if count + sum(needs.get(key, 0) for needs in holding) > self._pools[key]:
+                return key[1]
+        return ""
 
     def _settle(self, now: int) -> None:
         """Takes back from those whose execution has ended, however it did."""
@@ -143,6 +172,10 @@ class RateLimiter:
         for instance in self._needs:
             assert instance.barred
             assert not instance.outstanding or instance in self._executing
+
+
+def _name(device: int) -> str:
+    return "GLOBAL" if device == _GLOBAL else str(device)
 
 
 def needs_of(spec: InstanceSpec) -> Needs:

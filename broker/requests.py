@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 
 from broker import sequencing
 from broker.answering import Answering, refusal
-from broker.deadlock import is_stuck
 from broker.dispatcher import Dispatcher
 from broker.events import Action, Answer, LookedUp, Send, Submitted
 from broker.iterative import begin
@@ -215,22 +214,16 @@ class Requests:
             found = self._answering.living.get(pending.request.id)
             if found is None or pending.holder or pending.request.id in self._answering.caching:
                 continue
-            if not self._is_stuck(pending):
-                continue
+            why = self._dispatcher.why_stuck(pending)
             version = found[0]
-            if version.plan is not None:  # one of its steps is stuck, too, and ends it
+            if not why or version.plan is not None:  # one of its steps is stuck, too, and ends it
                 continue
             cause = InternalError(
-                f"Model {version.name} - Error when running inference: the call would wait for itself, since every "
-                f"instance of model '{version.name}' waits for it; add instances to its instance_group"
+                f"Model {version.name} - Error when running inference: the call would wait for itself, since {why}"
             )
             actions += self._withdraw(version, pending, cause, now)
         self.waiting_calls.clear()
         return actions
-
-    def _is_stuck(self, pending: Pending) -> bool:
-        answering = self._answering
-        return is_stuck(pending, answering.calls, answering.ensembles, answering.living, answering.caching)
 
     # --- time -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.settings import ResourceLimit
 from protocol.messages import Answered
+from tests.broker.test_rate_limiter import serve, source
 
 MODELS = {"a": 1, "b": 2, "c": 1, "d": 3}
 
@@ -16,16 +18,35 @@ def waiting(bench, key: str, made: dict[str, set[int]]) -> bool:
     return bool(made.get(key, set()) - finals)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    requests=st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=8),
-    steps=st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, *MODELS])), max_size=60),
-)
+REQUESTS = st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=8)
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, *MODELS])), max_size=60)
+often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@often
+@given(requests=REQUESTS, steps=STEPS)
 def test_whatever_waits_for_whom_every_request_is_answered(make_bench, requests, steps):
     bench = make_bench()
     for name, instances in MODELS.items():
         bench.load(name, instances)
     bench.bring_up()
+    answers_all(bench, requests, steps)
+
+
+@often
+@given(
+    needs=st.lists(st.dictionaries(st.sampled_from("rs"), st.integers(1, 3)), min_size=4, max_size=4),
+    requests=REQUESTS,
+    steps=STEPS,
+)
+def test_whatever_waits_for_which_resource_every_request_is_answered(make_bench, needs, requests, steps):
+    sources = [source(name, need, instances=MODELS[name]) for name, need in zip(MODELS, needs, strict=True)]
+    bench = serve(make_bench, *sources, limits=(ResourceLimit("r", 3), ResourceLimit("s", 4)))
+    answers_all(bench, requests, steps)
+
+
+def answers_all(bench, requests: list[str], steps: list[tuple[int, str | None]]) -> None:
+    """Each step lets one of the models that run end, or call another; then all that can end does."""
     submitted = [bench.submit(model) for model in requests]
     bench.turn()
     made: dict[str, set[int]] = {}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from broker.events import Cancelled, LoadModel, LoadModels, Poll, Polled, StartServing, UnloadModel
+from broker.events import Cancelled, LoadModel, LoadModels, Poll, Polled, Say, StartServing, UnloadModel
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import ResourceLimit
-from protocol.messages import SEQUENCE_START
+from protocol.messages import SEQUENCE_START, Answered
 from tests.broker.test_core_random import CoreMachine
 
 
@@ -223,6 +223,102 @@ def test_a_sequence_that_waits_for_too_long_is_told_though_no_instance_may_execu
     bench.turn()
     bench.sleep(0.6)
     assert bench.response(first) is None and "timeout" in bench.error(second)
+
+
+# --- what the log says --------------------------------------------------------------------------------------------
+
+
+def told_of_resources(bench) -> list[tuple[str, str, int]]:
+    said = [one.fields for one in bench.said if isinstance(one, Say) and one.event == "resource"]
+    return [(fields["device"], fields["resource"], fields["count"]) for fields in said]
+
+
+def test_the_log_tells_how_much_there_is_of_each_resource_whenever_that_changes(make_bench) -> None:
+    models = source("a", {"R1": 3, "G": 2}, shared=("G",)), source("b", {"R1": 5, "G": 2}, 1, 2, ("G",))
+    bench = serve(make_bench, models[0], explicit_control=True)
+    bench.tell(StartServing())
+    assert told_of_resources(bench) == [("GLOBAL", "G", 2), ("0", "R1", 3)]
+    bench.said.clear()
+    bench.submit("a")
+    bench.turn()
+    assert told_of_resources(bench) == []
+    bench.tell(LoadModels([models[1]]))
+    bench.turn()
+    assert told_of_resources(bench) == [("GLOBAL", "G", 2), ("0", "R1", 5)]
+
+
+def test_of_a_resource_that_a_flag_gives_the_log_tells_what_it_gives(make_bench) -> None:
+    bench = serve(make_bench, source("a", {"r": 3}), limits=(ResourceLimit("r", 4),))
+    assert told_of_resources(bench) == [("0", "r", 4)]
+
+
+# --- models that call each other ----------------------------------------------------------------------------------
+
+
+def call(bench, caller: str, callee: str, number: int = 1) -> None:
+    stub = key(bench, caller)
+    bench.call(stub, callee, number, bench.inside(stub))
+
+
+def told(bench, caller: str, number: int = 1) -> str:
+    """The error that a call was answered with."""
+    (message,) = [one for one in bench.sent(key(bench, caller), Answered) if one.call == number]
+    return message.response.error[1] if message.response.error is not None else ""
+
+
+def test_a_call_to_a_model_that_needs_what_the_caller_holds_is_told_so(make_bench) -> None:
+    bench = serve(make_bench, source("a", {"r": 3}), source("b", {"r": 2}), limits=(ResourceLimit("r", 4),))
+    bench.submit("a")
+    bench.turn()
+    call(bench, "a", "b")
+    assert told(bench, "a") == (
+        "Model b - Error when running inference: the call would wait for itself, since model 'b' needs resource 'r', "
+        "which 'a' holds while it waits; give them different resources, or more with --rate-limit-resource"
+    )
+    bench.answer(key(bench, "a"))
+    bench.submit("b")
+    bench.turn()
+    assert executing(bench) == ["b"]
+
+
+def test_a_call_waits_for_a_resource_that_others_will_give_back(make_bench) -> None:
+    models = source("a", {"r": 1}), source("b", {"r": 2}), source("c", {"r": 2})
+    bench = serve(make_bench, *models, limits=(ResourceLimit("r", 3),))
+    for model in "ac":
+        bench.submit(model)
+    bench.turn()
+    call(bench, "a", "b")
+    assert executing(bench) == ["a", "c"] and not bench.sent(key(bench, "a"), Answered)
+    bench.answer(key(bench, "c"))
+    assert executing(bench) == ["a", "b"]
+    bench.answer(key(bench, "b"))
+    assert told(bench, "a") == ""
+
+
+def test_a_circle_over_two_callers_is_found_with_the_call_that_closes_it(make_bench) -> None:
+    models = source("a", {"r": 1}), source("c", {"r": 1}), source("b", {"r": 1})
+    bench = serve(make_bench, *models, limits=(ResourceLimit("r", 2),))
+    for model in "ac":
+        bench.submit(model)
+    bench.turn()
+    call(bench, "a", "b")
+    assert not bench.sent(key(bench, "a"), Answered), "'c' may end"
+    call(bench, "c", "b")
+    assert "which 'a' and 'c' hold while they wait" in told(bench, "c")
+    bench.answer(key(bench, "c"))
+    bench.answer(key(bench, "b"))
+    assert told(bench, "a") == ""
+
+
+def test_a_call_passes_whoever_waits_for_what_its_caller_holds(make_bench) -> None:
+    models = source("a", {"r": 1}), source("b", {"r": 1}), source("large", {"r": 2})
+    bench = serve(make_bench, *models, limits=(ResourceLimit("r", 2),))
+    bench.submit("a")
+    bench.turn()
+    bench.submit("large")
+    bench.turn()
+    call(bench, "a", "b")
+    assert executing(bench) == ["a", "b"]
 
 
 # --- what cannot be loaded ----------------------------------------------------------------------------------------

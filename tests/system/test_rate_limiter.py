@@ -20,6 +20,18 @@ def execute(self, requests):
     return [respond(request, values(request)) for request in requests]
 """
 
+CALLING = """
+def execute(self, requests):
+    return [self.answer(request) for request in requests]
+
+def answer(self, request):
+    tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+    called = pb_utils.InferenceRequest(model_name="called", requested_output_names=["OUT"], inputs=[tensor]).exec()
+    if called.has_error():
+        return pb_utils.InferenceResponse(error=called.error())
+    return respond(request, called.output_tensors()[0].as_numpy())
+"""
+
 
 def config(*groups: str) -> str:
     return CONFIG.replace("instance_group [{ kind: KIND_CPU count: %d }]", f"instance_group [{', '.join(groups)}]")
@@ -51,6 +63,30 @@ def test_a_model_whose_resource_can_never_suffice_does_not_load(repository: Repo
         "instances, the minimum required count is 4"
     )
     assert server.post("small", [1.0]).data == [1.0]
+
+
+def test_a_model_that_calls_one_which_needs_its_resource_is_told_so_and_both_serve_on(
+    repository: Repository, start: Start
+) -> None:
+    """Triton answers neither that request nor any that needs the resource, ever."""
+    repository.add("calling", CALLING, config=limited(1))
+    repository.add("called", config=limited(1))
+    server = start("--rate-limit=execution_count", "--log-verbose=1")
+    assert server.post("calling", [1.0]).error.endswith(
+        "the call would wait for itself, since model 'called' needs resource 'R', which 'calling' holds while it "
+        "waits; give them different resources, or more with --rate-limit-resource"
+    )
+    assert server.post("called", [1.0]).data == [1.0]
+    assert server.lines('"resource"', "resource=R", "device=0", "count=1")
+
+
+def test_a_model_that_calls_one_of_its_resource_is_answered_where_there_is_enough(
+    repository: Repository, start: Start
+) -> None:
+    repository.add("calling", CALLING, config=limited(1))
+    repository.add("called", config=limited(1))
+    server = start("--rate-limit=execution_count", "--rate-limit-resource=R:2")
+    assert server.post("calling", [1.0]).data == [1.0]
 
 
 def test_passive_instances_are_loaded_and_never_execute(repository: Repository, start: Start) -> None:
