@@ -146,6 +146,8 @@ PINNED_USED = Family(
 CPU_UTILIZATION = Family("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", "ratio")
 CPU_MEMORY_TOTAL = Family("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", "bytes")
 CPU_MEMORY_USED = Family("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", "bytes")
+SHM_TOTAL = Family("tensorbus_shm_total_bytes", "gauge", "Size of /dev/shm, in bytes", "bytes")
+SHM_USED = Family("tensorbus_shm_used_bytes", "gauge", "Bytes in use in /dev/shm, by whomever", "bytes")
 
 CATALOGUE = (
     REQUEST_SUCCESS,
@@ -181,4 +183,6 @@ CATALOGUE = (
     CPU_UTILIZATION,
     CPU_MEMORY_TOTAL,
     CPU_MEMORY_USED,
+    SHM_TOTAL,
+    SHM_USED,
 )

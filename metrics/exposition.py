@@ -126,6 +126,8 @@ def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[F
         (catalogue.CPU_UTILIZATION, host.cpu_utilization),
         (catalogue.CPU_MEMORY_TOTAL, host.memory_total_bytes),
         (catalogue.CPU_MEMORY_USED, host.memory_used_bytes),
+        (catalogue.SHM_TOTAL, host.shm_total_bytes),
+        (catalogue.SHM_USED, host.shm_used_bytes),
     ):
         yield family, [] if value is None else [("", value)]
 

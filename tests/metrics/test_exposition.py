@@ -11,7 +11,9 @@ from metrics.host import HostSample
 from metrics.pressure import Pressure
 from metrics.recorder import BACKEND, ModelRecorder, Recorder
 
-HOST = HostSample(cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33)
+HOST = HostSample(
+    cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33, shm_total_bytes=2**30, shm_used_bytes=5
+)
 PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
 
 
@@ -52,6 +54,8 @@ def test_every_figure_stands_under_its_name_with_integers_bare() -> None:
         "nv_cpu_utilization 0.25",
         "nv_cpu_memory_total_bytes 17179869184",
         "nv_cpu_memory_used_bytes 8589934592",
+        "tensorbus_shm_total_bytes 1073741824",
+        "tensorbus_shm_used_bytes 5",
     ]
 
 
@@ -84,7 +88,7 @@ def test_what_the_whole_server_holds_is_the_sum_of_its_models() -> None:
 
     lines = render(recorder, HOST, 0, pressure=recorder.pressure).splitlines()
 
-    assert [line for line in lines if line.startswith("tensorbus_") and "model" not in line] == [
+    assert [line for line in lines if line.startswith(("tensorbus_queued", "tensorbus_refused"))] == [
         "tensorbus_queued_requests 2",
         "tensorbus_queued_bytes 512",
         'tensorbus_refused_requests_total{reason="bytes"} 3',

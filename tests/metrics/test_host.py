@@ -1,3 +1,4 @@
+import tempfile
 from pathlib import Path
 
 from metrics.host import HostSample, HostSampler
@@ -18,7 +19,7 @@ def write_proc(proc: Path, busy: int, idle: int, available_kib: int = 400) -> No
 def test_the_utilization_is_the_mean_between_two_samples(tmp_path: Path) -> None:
     write_proc(tmp_path, busy=1000, idle=1000)
     clock = Clock()
-    sampler = HostSampler(2.0, tmp_path, clock)
+    sampler = HostSampler(2.0, tmp_path, clock, tmp_path / "none")
 
     write_proc(tmp_path, busy=1030, idle=1070, available_kib=300)
     clock.now += 2.0
@@ -39,7 +40,16 @@ def test_a_sample_younger_than_the_interval_is_kept(tmp_path: Path) -> None:
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert HostSampler(0.0, tmp_path).sample() == HostSample()
+    assert HostSampler(0.0, tmp_path, shm=tmp_path / "none").sample() == HostSample()
+
+
+def test_shared_memory_in_use_is_what_files_take() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(8 << 20))
+        file.flush()
+        sample = HostSampler(0.0).sample()
+    assert sample.shm_used_bytes is not None and sample.shm_total_bytes is not None
+    assert 8 << 20 <= sample.shm_used_bytes <= sample.shm_total_bytes
 
 
 def test_this_machine_is_within_range() -> None:
