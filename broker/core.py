@@ -140,7 +140,17 @@ class Core:
             self._answering.caching.changed,
         )
         lines = LoadLines(self._roster, settings.namespaces)
-        self.hosts = Hosts(
+        self.hosts = self._stub_hosts(table)
+        self._control = ModelControl(self.registry, self._startup, self._serving, lines, self.hosts.fill)
+        self._asked = Asked(
+            settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
+        )
+        self._metrics = MetricsOfModels(recorder.custom, self._roster)
+        self._on_event = self._event_table()
+        self._on_message = self._message_table()
+
+    def _stub_hosts(self, table: HostTable) -> Hosts:
+        return Hosts(
             table,
             self.registry,
             self._roster,
@@ -150,13 +160,6 @@ class Core:
             self._stub_died,
             self._dispatcher.touch,
         )
-        self._control = ModelControl(self.registry, self._startup, self._serving, lines, self.hosts.fill)
-        self._asked = Asked(
-            settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
-        )
-        self._metrics = MetricsOfModels(recorder.custom, self._roster)
-        self._on_event = self._event_table()
-        self._on_message = self._message_table()
 
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {

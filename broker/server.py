@@ -24,6 +24,7 @@ from broker.events import (
     Cancelled,
     DeadlinePassed,
     Discard,
+    Dismiss,
     Done,
     Event,
     InputsReleased,
@@ -49,16 +50,14 @@ from broker.events import (
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
 from broker.queue import Frames, ReplySink
-from broker.router import DoesNotRead, Router, Unreachable
+from broker.router import DoesNotRead, Unreachable
 from broker.settings import BrokerSettings
-from protocol.codec import decode_from_stub, encode
+from broker.stubs import Stubs
+from protocol.codec import decode_from_stub
 from protocol.errors import InternalError, ProtocolError, ServingError
 from protocol.interpreters import Interpreter
-from protocol.messages import Answered, Execute, Handle, Request, TensorRef, ToStub
+from protocol.messages import Execute, Request
 from protocol.signature import IndexEntry
-from shm.errors import BadSegment
-from shm.segment import Segment
-from shm.store import Reader
 
 log = structlog.get_logger()
 
@@ -84,7 +83,7 @@ class BrokerServer:
         self,
         core: Core,
         settings: BrokerSettings,
-        reader: Reader,
+        stubs: Stubs,
         spawn: Callable[[Spawn], None],
         kill: Callable[[str], None],
         abort: Callable[[str], None],
@@ -92,11 +91,12 @@ class BrokerServer:
         repositories: Repositories,
         said: Callable[[ModelSaid], None],
         cache: CacheMemory | None = None,
+        dismiss: Callable[[str], None] = lambda host: None,
     ) -> None:
+        """``dismiss(host)`` is for stub hosts that leave."""
         self.core = core
         self._settings = settings
-        self._reader = reader
-        self._status_words: dict[str, Segment] = {}
+        self._stubs = stubs
         self._inbox: list[Event] = []
         self._news: list[Action] = []  # what this turn's events have led to, in order; goes out after the work
         self._prepare = prepare
@@ -105,7 +105,6 @@ class BrokerServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._router = Router(self._heard, self._end_turn)
         self._do: dict[type, Callable[[Any], None]] = {
             Answer: self._answer,
             LookUp: lambda action: self._look_up(action, self.post),
@@ -119,7 +118,8 @@ class BrokerServer:
             Spawn: spawn,
             Kill: lambda action: kill(action.key),
             Abort: lambda action: abort(action.key),
-            Watch: self._watch,
+            Watch: stubs.watch,
+            Dismiss: lambda action: dismiss(action.host),
             TellReady: lambda action: action.done(action.ready),
             Say: self._say,
             ModelSaid: said,
@@ -128,17 +128,15 @@ class BrokerServer:
     def start(self) -> None:
         """Binds; call it on the running loop. Raises OSError."""
         self._loop = asyncio.get_running_loop()
-        self._router.bind(self._settings.bus)
+        self._stubs.start(self._heard, self._end_turn)
 
     def close(self) -> None:
         """After the last stub has gone."""
         if self._timer is not None:
             self._timer.cancel()
-        self._router.close()
+        self._stubs.close()
         if self._cache is not None:
             self._cache.close()
-        for segment in self._status_words.values():
-            segment.close()
 
     async def stop_preparing(self) -> None:
         """What is still being prepared will not be needed."""
@@ -188,13 +186,7 @@ class BrokerServer:
 
     def stub_died(self, key: str, status: int) -> None:
         """Its last words come before its death."""
-        segment = self._status_words.pop(key, None)
-        inside = None
-        if segment is not None:
-            inside = segment.status
-            segment.close()
-        self._router.hear_out(key)
-        self.post(StubDied(key, status, inside))
+        self.post(StubDied(key, status, self._stubs.hear_out(key)))
 
     def post(self, event: Event) -> None:
         """Have the core told at the end of this turn of the loop."""
@@ -283,38 +275,13 @@ class BrokerServer:
         action.pending.sink.on_inputs_released()
 
     def _send(self, action: Send) -> None:
-        key, message, frames, shared = action
-        if not shared:
-            message, frames = self._inline(message, list(frames))
         try:
-            self._router.send(key, encode(message), frames)
+            self._stubs.send(action)
         except DoesNotRead:
-            log.error("a stub does not read its messages", stub=key)
-            self._carry_out([Kill(key)])
+            log.error("a stub does not read its messages", stub=action.key)
+            self._carry_out([Kill(action.key)])
         except Unreachable:
             pass  # it has died; what was meant for it is in its Instance and goes back with StubDied
-
-    def _inline(self, message: ToStub, frames: list[memoryview | bytes]) -> tuple[ToStub, Frames]:
-        """For a stub that does not share our memory: every tensor by handle becomes a frame."""
-
-        def inlined(tensor: TensorRef) -> TensorRef:
-            if not isinstance(tensor.place, Handle):
-                return tensor
-            frames.append(bytes(self._reader.view(*tensor.place)))
-            return tensor._replace(place=len(frames) - 1)
-
-        if isinstance(message, Execute):
-            batches = [
-                batch._replace(
-                    requests=[request._replace(inputs=list(map(inlined, request.inputs))) for request in batch.requests]
-                )
-                for batch in message.batches
-            ]
-            message = message._replace(batches=batches)
-        elif isinstance(message, Answered):
-            outputs = list(map(inlined, message.response.outputs))
-            message = message._replace(response=message.response._replace(outputs=outputs))
-        return message, frames
 
     def _look_up(self, action: LookUp, tell: Callable[[Event], None]) -> None:
         assert self._cache is not None
@@ -353,12 +320,6 @@ class BrokerServer:
             log.error("a model's directory could not be read", model=model, exc_info=fault)
             event = Polled(number, model, [], InternalError(f"failed to load '{model}', internal error"))
         self.post(event)
-
-    def _watch(self, action: Watch) -> None:
-        try:
-            self._status_words[action.key] = Segment.attach(self._settings.shm_directory, action.segment)
-        except (BadSegment, OSError) as fault:
-            log.warning("a stub's status word cannot be read", stub=action.key, cause=str(fault))
 
     @staticmethod
     def _say(action: Say) -> None:

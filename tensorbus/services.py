@@ -19,6 +19,7 @@ from broker.model_config import PYTHON_BACKEND
 from broker.response_cache import ResponseCache
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings, DelayScheduler, ResourceLimit
+from broker.stubs import LocalStubs
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
 from gateway.header_forwarding import forwarding
@@ -111,7 +112,7 @@ class Services:
         self.broker = BrokerServer(
             self._core(broker_settings, cache and cache.responses),
             broker_settings,
-            self._reader,
+            LocalStubs(bus, self._shm_directory, self._reader),
             self.functions.spawn,
             self.functions.kill,
             self._launcher.abort,

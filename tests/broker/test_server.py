@@ -20,6 +20,7 @@ from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.server import BrokerServer
 from broker.settings import BrokerSettings
+from broker.stubs import LocalStubs
 from metrics.recorder import Recorder
 from protocol.errors import InternalError
 from protocol.interpreters import Interpreter
@@ -70,7 +71,7 @@ class World:
         self.server = BrokerServer(
             core,
             settings,
-            Reader("/dev/shm"),
+            LocalStubs(self.bus, "/dev/shm", Reader("/dev/shm")),
             lambda spawn: self.spawned.append(spawn.key),
             self.killed.append,
             self.killed.append,
@@ -244,7 +245,7 @@ def test_input_that_a_message_of_the_timer_hides_is_seen(run):
         world.server.release(world.spawned[-1], 7)
         await say(stub, Results(RESULTS, [executed(batches[0])], []))
         select.select(
-            [world.server._router.peers[world.spawned[-1]]._socket], [], [], 5
+            [world.server._stubs._router.peers[world.spawned[-1]]._socket], [], [], 5
         )  # without a turn of the loop, which would read it
         while world.server.core.next_deadline() > time.monotonic_ns():
             pass
