@@ -58,10 +58,14 @@ class LocalStubs:
         self._router.send(key, encode(message), frames)
 
     def _inline(self, message: ToStub, frames: list[memoryview | bytes]) -> tuple[ToStub, Frames]:
-        """For a stub that does not share our memory: every tensor by handle becomes a frame."""
+        """For a stub that does not share our memory: every tensor by handle becomes a frame. Inputs are on lease until
+        they are answered, so they are sent from where they lie, however long that takes. Outputs are not: the lease of
+        what answers a call ends with this."""
+        lasts = isinstance(message, Execute)
 
         def inlined(handle: Handle) -> int:
-            frames.append(bytes(self._reader.view(*handle)))
+            view = self._reader.view(*handle)
+            frames.append(view if lasts else bytes(view))
             return len(frames) - 1
 
         return replace_handles(message, inlined), frames

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import select
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import msgspec
@@ -41,6 +42,9 @@ from protocol.messages import (
     TensorRef,
 )
 from shm.store import Reader, Store
+
+
+MiB = 1 << 20
 
 
 class Sink:
@@ -227,6 +231,22 @@ def test_a_stub_that_does_not_share_memory_is_sent_the_bytes(run):
         (_, batches, *_), frames = await receive(stub)
         (tensor,) = batches[0][1][0][3]
         assert tensor[3] == 0 and frames == [b"wxyz"]
+
+    run(scenario)
+
+
+def test_inputs_that_go_by_message_are_sent_from_where_they_lie(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub(nonce=b"")
+        data = bytes(range(256)) * (64 << 12)
+        tracemalloc.start()
+        try:
+            world.submit(data)
+            await asyncio.sleep(0)  # the turn that sends it
+            assert tracemalloc.get_traced_memory()[1] < MiB
+        finally:
+            tracemalloc.stop()
+        assert (await receive(stub))[1] == [data]
 
     run(scenario)
 
