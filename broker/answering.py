@@ -12,7 +12,8 @@ from itertools import count
 from broker import caching
 from broker.caching import Caching
 from broker.calls import Calls, Lease, inputs_released
-from broker.ensembles import ORIGIN, Ensembles
+from broker.ensemble_leases import ORIGIN
+from broker.ensembles import Ensembles
 from broker.events import Action, Answer, Kill, Say
 from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
 from broker.iterative import again

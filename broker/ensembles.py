@@ -1,8 +1,7 @@
-"""Requests to ensembles: each is a Run whose steps are requests of their own, queued and answered like any other.
+"""Requests to ensembles: each is a Flow whose steps are requests of their own, queued and answered like any other.
 
-Tensors go from step to step where they lie. The outputs of a response stay on lease until all steps that read them, and
-whoever got them in the ensemble's own response, are done; that response has a lease of the broker's own for it. A
-request keeps the versions that its models had when it came: none of them goes before it.
+Tensors go from step to step where they lie. A request keeps the versions that its models had when it came: none of them
+goes before it.
 """
 
 from __future__ import annotations
@@ -10,83 +9,49 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from broker.calls import as_clients_see, model_shapes
-from broker.ensemble import Memory, Progress, Run, SequenceMark, Started, Value
+from broker.calls import model_shapes
+from broker.ensemble import Progress, Run, Started, Value
+from broker.ensemble_leases import ORIGIN, EnsembleLeases, LeaseOwner
+from broker.ensemble_tensors import inputs_of, last_mark, outputs_of, parameters_of, placed
 from broker.events import Action, Say, Send
+from broker.flow import Flow
 from broker.instance import Timing
 from broker.model import ModelVersion
+from broker.patience import PATIENCE_NS, Patience
 from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.step_slots import StepSlots
-from protocol.errors import Cancelled, ErrorKind, InvalidArgument, ServingError, error_of
-from protocol.messages import (
-    CREDIT,
-    SEQUENCE_END,
-    SEQUENCE_START,
-    Credit,
-    Parameters,
-    Request,
-    Response,
-    TensorRef,
-)
-from protocol.signature import TensorSpec
+from protocol.errors import Cancelled, InvalidArgument, ServingError, error_of
+from protocol.messages import CREDIT, Credit, Request, Response
 
 _WINDOW = 64  # responses that a stream may be ahead of what is known to have been read
-_PATIENCE_NS = 300 * 10**9
-ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
 
 
-class Asker(Protocol):
+class FlowOwner(LeaseOwner, Protocol):
     """What the owner of all requests does for an ensemble."""
 
     def respond(
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]: ...
 
-    def outputs_read(self, origin: str, lease: int, now: int) -> list[Action]: ...
-
-    def released(self, pending: Pending, now: int) -> list[Action]: ...
-
-
-class Flow:
-    """A request to an ensemble while anything of it is left."""
-
-    __slots__ = ("ahead", "members", "own", "pending", "retained", "run", "steps", "unread", "version")
-
-    def __init__(self, version: ModelVersion, pending: Pending, run: Run) -> None:
-        self.version = version
-        self.pending = pending
-        self.members: list[ModelVersion] = []  # by step
-        self.run = run
-        self.own = Memory("", 0)  # what the inputs of the request lie in
-        self.own.uses = 1  # until it is answered
-        self.steps: dict[int, Pending] = {}  # what runs
-        self.ahead: dict[int, tuple[str, int]] = {}  # by step: the stub that streams, its responses without credit
-        self.unread = 0  # bytes of responses
-        self.retained = False  # it was answered while steps still looked at its inputs
-
 
 class Ensembles:
-    """Invariant: a memory is in ``_lent`` from the response that brought it until nobody uses it."""
+    """Invariant: a request is in ``_flows`` until it is answered, a step in ``_steps`` until its inputs are let go."""
 
-    def __init__(self, registry: Registry, ids: Iterator[int], asker: Asker, max_unread: int) -> None:
+    def __init__(self, registry: Registry, ids: Iterator[int], owner: FlowOwner, max_unread: int) -> None:
         """``ids`` are for requests that no gateway has made. Streams of a request to an ensemble pause while its client
         has ``max_unread`` bytes to read; 0: never."""
         self._max_unread = max_unread
         self._registry = registry
         self._ids = ids
-        self._asker = asker
-        self._flows: dict[int, Flow] = {}  # by request id, until it is answered
-        self._steps: dict[int, tuple[Flow, Started]] = {}  # by request id, until their inputs are let go
+        self._owner = owner
+        self._flows: dict[int, Flow] = {}  # by request id
+        self._steps: dict[int, tuple[Flow, Started]] = {}  # by request id
         self._timings: dict[int, Timing] = {}  # summed over the steps, by request id until it is counted
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
-        self._lent: dict[tuple[str, int], Memory] = {}
-        self._responses: dict[int, tuple[Flow, list[Memory], int]] = {}  # unread ones and their bytes, by lease
-        self._crowded: dict[
-            StepSlots, tuple[int, int, ModelVersion]
-        ] = {}  # somebody waits: since when, granted till then
-        self._last_lease = 0
+        self._leases = EnsembleLeases(owner)
+        self._patience = Patience()
 
     # --- what is asked of it ----------------------------------------------------------------------------------------
 
@@ -103,10 +68,10 @@ class Ensembles:
         try:
             flow.members = [self._registry.find(step.model, step.version) for step in plan.steps]
         except ServingError as error:
-            return self._fail(flow, _wrapped(flow, error), now)
+            return self._fail(flow, flow.wrapped(error), now)
         for member in flow.members:
             member.expected += 1
-        actions = self._carry_out(flow, run.begin(_inputs(version, flow)), now)
+        actions = self._carry_out(flow, run.begin(inputs_of(flow)), now)
         return actions + self._let_others_go(flow, now) if run.slots.limit else actions
 
     def answered(
@@ -114,7 +79,7 @@ class Ensembles:
     ) -> list[Action]:
         """``pending`` is a step."""
         flow, started = self._steps[pending.request.id]
-        memory = self._lend(origin, response.lease)
+        memory = self._leases.lend(origin, response.lease)
         actions: list[Action] = []
         if response.final:
             flow.steps.pop(started.number, None)
@@ -123,9 +88,9 @@ class Ensembles:
             flow.ahead[started.number] = (origin, flow.ahead.get(started.number, ("", 0))[1] + 1)
         if not flow.run.over:
             if response.error is not None:
-                actions += self._fail(flow, _wrapped(flow, error_of(*response.error)), now)
+                actions += self._fail(flow, flow.wrapped(error_of(*response.error)), now)
             else:
-                outputs = _outputs(version, response, memory, frames)
+                outputs = outputs_of(version, response, memory, frames)
                 actions += self._go_on(flow, started, outputs, response.final, now)
         if response.final:
             flow.run.finished(started.number)
@@ -137,21 +102,18 @@ class Ensembles:
             actions += self.let_go(pending, now)
         if memory is not None:
             flow.run.drop(memory)
-        return actions + self._end_leases(flow, now) if flow.run.ended else actions
+        return actions + self._leases.end(flow, now) if flow.run.ended else actions
 
     def let_go(self, pending: Pending, now: int) -> list[Action]:
         """The model of a step does not look at its inputs any more."""
         flow, started = self._steps.pop(pending.request.id)
         flow.run.let_go(started)
-        return self._end_leases(flow, now) if flow.run.ended else []
+        return self._leases.end(flow, now) if flow.run.ended else []
 
     def read(self, lease: int, now: int) -> list[Action]:
         """Somebody has read a response of an ensemble."""
-        flow, memories, nbytes = self._responses.pop(lease)
-        flow.unread -= nbytes
-        for memory in memories:
-            flow.run.drop(memory)
-        return self._give_credit(flow) + self._end_leases(flow, now)
+        flow = self._leases.read(lease)
+        return self._give_credit(flow) + self._leases.end(flow, now)
 
     def cancel(self, request: int) -> list[int]:
         """Its client is gone; returns the steps that are to be cancelled for it."""
@@ -201,7 +163,7 @@ class Ensembles:
 
     def lends(self, keys: Collection[str]) -> bool:
         """Whether outputs of these stubs wait for their readers."""
-        return any(origin in keys for origin, _ in self._lent)
+        return self._leases.lends(keys)
 
     # --- on its way -------------------------------------------------------------------------------------------------
 
@@ -209,7 +171,7 @@ class Ensembles:
         try:
             progress = flow.run.responded(started.number, outputs, final)
         except InvalidArgument as error:
-            return self._fail(flow, _wrapped(flow, _with_id(flow, error)), now)
+            return self._fail(flow, flow.wrapped(flow.with_id(error)), now)
         return self._carry_out(flow, progress, now)
 
     def _carry_out(self, flow: Flow, progress: Progress, now: int) -> list[Action]:
@@ -227,7 +189,7 @@ class Ensembles:
             try:
                 self._open(flow, one, now)
             except ServingError as error:
-                return self._give_up(flow, started[position:], _wrapped(flow, error), now)
+                return self._give_up(flow, started[position:], flow.wrapped(error), now)
         return []
 
     def _give_up(self, flow: Flow, never: list[Started], error: ServingError, now: int) -> list[Action]:
@@ -257,9 +219,9 @@ class Ensembles:
         self, flow: Flow, started: Started, version: ModelVersion, frames: list[memoryview | bytes]
     ) -> Request:
         asked = flow.pending.request
-        correlation_id, flags = _mark(asked, [value.mark for _, value in started.inputs if value.mark])
+        correlation_id, flags = last_mark(asked, [value.mark for _, value in started.inputs if value.mark])
         specs, batching = version.checker.inputs, version.config.max_batch_size > 0
-        inputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
+        inputs = [placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
         outputs = [name for name, _ in flow.run.plan.steps[started.step].outputs]
         return Request(  # much quicker than _replace
             next(self._ids),
@@ -286,14 +248,8 @@ class Ensembles:
                 assert isinstance(run, Run)
                 other = self._flows[run.id]
                 actions += self._open_all(other, run.resume(), now) + self._give_credit(other)
-        self._watch(flow.version, slots, now)
+        self._patience.watch(slots, now)
         return actions
-
-    def _watch(self, version: ModelVersion, slots: StepSlots, now: int) -> None:
-        if not slots.first():
-            self._crowded.pop(slots, None)
-        elif self._crowded.get(slots, (0, -1))[1] != slots.granted:
-            self._crowded[slots] = (now, slots.granted, version)
 
     def _give_credit(self, flow: Flow) -> list[Action]:
         """To what streams for it, unless that has to wait for the steps that follow, or for the client."""
@@ -310,19 +266,18 @@ class Ensembles:
         return actions
 
     def next_deadline(self) -> int | None:
-        return min((since + _PATIENCE_NS for since, _, _ in self._crowded.values()), default=None)
+        return self._patience.next_deadline()
 
     def deadline_passed(self, now: int) -> list[Action]:
         """Steps that have waited for very long run all the same: what they wait for may be waiting for them."""
         actions: list[Action] = []
-        for slots, (since, _, version) in list(self._crowded.items()):
-            if since + _PATIENCE_NS <= now:
-                for step, run in slots.first():
-                    assert isinstance(run, Run)
-                    actions.append(_forced(version, step, slots))
-                    flow = self._flows[run.id]
-                    actions += self._open_all(flow, run.force(step), now) + self._give_credit(flow)
-                self._watch(version, slots, now)
+        for slots in self._patience.exhausted(now):
+            for step, run in slots.first():
+                assert isinstance(run, Run)
+                flow = self._flows[run.id]
+                actions.append(_forced(flow.version, step, slots))
+                actions += self._open_all(flow, run.force(step), now) + self._give_credit(flow)
+            self._patience.watch(slots, now)
         return actions
 
     # --- responses --------------------------------------------------------------------------------------------------
@@ -331,17 +286,17 @@ class Ensembles:
         version, pending = flow.version, flow.pending
         frames: list[memoryview | bytes] = []
         specs, batching = version.checker.outputs, version.config.max_batch_size > 0
-        outputs = [_placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
+        outputs = [placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
         memories = [value.memory for value in values.values() if value.memory is not None]
-        lease = self._new_lease(flow, memories, outputs) if memories else 0
+        lease = self._leases.new_lease(flow, memories, outputs) if memories else 0
         marks = [value.mark for value in values.values() if value.mark]
-        parameters = _parameters(*_mark(pending.request, marks)) if values else {}
+        parameters = parameters_of(*last_mark(pending.request, marks)) if values else {}
         if final:
             self._over(flow)
         retained = final and self._retains(flow)
         flag_only = final and not values and version.checker.signature.decoupled
         response = Response(pending.request.id, outputs, lease, None, parameters, final, retained, flag_only)
-        return self._asker.respond(version, pending, response, ORIGIN, frames, now)
+        return self._owner.respond(version, pending, response, ORIGIN, frames, now)
 
     def _fail(self, flow: Flow, error: ServingError, now: int) -> list[Action]:
         """Its end. What still runs of it is dropped; a stream, which might have no end, is cancelled."""
@@ -349,7 +304,7 @@ class Ensembles:
         self._unwanted += [step.request.id for step in flow.steps.values() if self._is_stream(step)]
         response = Response(flow.pending.request.id, [], error=(int(error.kind), str(error)))
         response = response._replace(retained=self._retains(flow))
-        return self._asker.respond(flow.version, flow.pending, response, "", (), now)
+        return self._owner.respond(flow.version, flow.pending, response, "", (), now)
 
     def _is_stream(self, step: Pending) -> bool:
         flow, started = self._steps[step.request.id]
@@ -368,33 +323,6 @@ class Ensembles:
         flow.retained = flow.own.uses > 0
         return flow.retained
 
-    # --- leases -----------------------------------------------------------------------------------------------------
-
-    def _lend(self, origin: str, lease: int) -> Memory | None:
-        if not lease:
-            return None
-        memory = self._lent[origin, lease] = Memory(origin, lease)
-        memory.uses = 1  # of who brings it
-        return memory
-
-    def _new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef]) -> int:
-        self._last_lease += 1
-        nbytes = sum(tensor.place.nbytes for tensor in outputs if not isinstance(tensor.place, int))
-        flow.unread += nbytes
-        self._responses[self._last_lease] = (flow, memories, nbytes)
-        return self._last_lease
-
-    def _end_leases(self, flow: Flow, now: int) -> list[Action]:
-        ended, flow.run.ended = flow.run.ended, []
-        actions: list[Action] = []
-        for memory in ended:
-            if memory is not flow.own:
-                del self._lent[memory.origin, memory.lease]
-                actions += self._asker.outputs_read(memory.origin, memory.lease, now)
-            elif flow.retained:
-                actions += self._asker.released(flow.pending, now)
-        return actions
-
     def check(self, living: set[int]) -> None:
         """``living`` are the ids of all requests that are not finally answered. Raises AssertionError."""
         assert self._flows.keys() <= living
@@ -403,84 +331,12 @@ class Ensembles:
             assert flow.own.uses > 0 and not flow.run.ended
             flow.run.check()
             flow.run.slots.check()
-        assert all(memory.uses > 0 for memory in self._lent.values())
+        self._leases.check()
         for flow, _ in self._steps.values():
             assert flow.run.over or flow.pending.request.id in self._flows
 
 
 def _forced(version: ModelVersion, step: int, slots: StepSlots) -> Say:
-    waited = f"(inflight: {slots.running(step)} >= limit: {slots.limit}) for {_PATIENCE_NS // 10**9} seconds"
+    waited = f"(inflight: {slots.running(step)} >= limit: {slots.limit}) for {PATIENCE_NS // 10**9} seconds"
     text = f"Ensemble '{version.name}' unable to schedule step {step} {waited}. Proceeding to avoid deadlock."
     return Say("error", text, {"model": version.name})
-
-
-def _inputs(version: ModelVersion, flow: Flow) -> dict[str, Value | None]:
-    request, frames = flow.pending.request, flow.pending.frames
-    given: dict[str, Value | None] = {spec.name: None for spec in version.config.inputs}
-    for tensor in request.inputs:
-        given[tensor.name] = _value(tensor, frames, flow.own)
-    return given
-
-
-def _outputs(version: ModelVersion, response: Response, memory: Memory | None, frames: Frames) -> dict[str, Value]:
-    mark = _mark_of(response.parameters)
-    return {tensor.name: _value(as_clients_see(version, tensor), frames, memory, mark) for tensor in response.outputs}
-
-
-def _value(tensor: TensorRef, frames: Frames, memory: Memory | None, mark: SequenceMark | None = None) -> Value:
-    if isinstance(tensor.place, int):
-        return Value(tensor, frames[tensor.place], None, mark)
-    return Value(tensor, None, memory, mark)
-
-
-def _placed(
-    name: str, value: Value, spec: TensorSpec | None, batching: bool, frames: list[memoryview | bytes]
-) -> TensorRef:
-    """For a model, or the client: with the batch dimension that it expects, inline bytes at the end of ``frames``."""
-    _, datatype, shape, place, shared = value.tensor
-    if spec is not None:
-        shape = _batched(shape, spec, batching)
-    if value.frame is not None:
-        place = len(frames)
-        frames.append(value.frame)
-    return TensorRef(name, datatype, shape, place, shared)
-
-
-def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[int, ...]:
-    """A batch of one comes and goes where models that batch and models that do not are joined."""
-    surplus = len(shape) - len(spec.dims)
-    if batching and surplus == 0:
-        return (1, *shape)
-    return shape[1:] if not batching and surplus == 1 and shape[0] == 1 else shape
-
-
-def _mark(request: Request, marks: list[SequenceMark]) -> tuple[int | str, int]:
-    """The last one counts."""
-    return marks[-1] if marks else (request.correlation_id, request.flags)
-
-
-def _mark_of(parameters: Parameters) -> SequenceMark | None:
-    """Models may name another sequence, for the steps that follow, by parameters of a response."""
-    if not parameters or not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
-        return None
-    named = parameters.get("sequence_id", 0)
-    start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))
-    return SequenceMark(named if isinstance(named, str) else int(named), SEQUENCE_START * start | SEQUENCE_END * end)
-
-
-def _parameters(correlation_id: int | str, flags: int) -> Parameters:
-    return {
-        "sequence_id": correlation_id,
-        "sequence_start": bool(flags & SEQUENCE_START),
-        "sequence_end": bool(flags & SEQUENCE_END),
-    }
-
-
-def _wrapped(flow: Flow, error: ServingError) -> ServingError:
-    if error.kind == ErrorKind.CANCELLED and not str(error):
-        return error
-    return type(error)(f"in ensemble '{flow.version.name}', {error}")
-
-
-def _with_id(flow: Flow, error: InvalidArgument) -> InvalidArgument:
-    return InvalidArgument(f"[request id: {flow.pending.request.request_id or '<id_unknown>'}] {error}")

@@ -226,9 +226,9 @@ class EnsemblesMachine(RuleBasedStateMachine):
             self.bench.results(key, read=leases)
         self.bench.sleep(40)
         assert self.bench.core.in_flight() == {}
-        assert not self.bench.core._answering.ensembles._lent
+        assert not self.bench.core._answering.ensembles._leases._lent
         assert not self.bench.core._answering.ensembles._steps
-        assert not self.bench.core._answering.ensembles._crowded
+        assert not self.bench.core._answering.ensembles._patience._crowded
         for slots in [one.step_slots for one in self.bench.core.registry if one.step_slots is not None]:
             assert not slots.first() and not any(slots.running(step) for step in range(3))
         assert all(one.expected == 0 == one.flows for one in self.bench.core.registry)
