@@ -85,6 +85,7 @@ class Load(NamedTuple):
     probe: Handle  # a nonce to read back: proof that shared memory is shared
     shm_directory: str
     max_unread: int = 0  # bytes that the responses to one client may be ahead of what it has read; 0 is no bound
+    tag: str = ""  # begins the random part of the names of the stub's segments, to tell whose host they are of
 
 
 class Batch(NamedTuple):
@@ -103,6 +104,7 @@ class Execute(NamedTuple):
     batches: List[Batch]
     released: List[int]
     paced: List[Tuple[int, int]] = []  # requests that may send so many responses before there is Credit for more
+    inline: List[int] = []  # requests whose asker does not share memory with the stub: outputs go into frames
 
 
 class Cancel(NamedTuple):

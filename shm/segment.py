@@ -1,22 +1,24 @@
 """One named, memory-mapped file: a header that says whose it is, then data.
 
 Relies on the creator being the only one who unlinks or resizes it. Pages are reserved before first use, because a page
-that cannot be had later is a SIGBUS and not an error (but see sparse.py).
+that cannot be had later is a SIGBUS and not an error (but see sparse.py). The owner's mapping holds a flock of the
+file, by which those in other pid namespaces, who cannot look for its pid, know that it lives (docs/decisions/0010).
 
     0        8        16       24       32                48       56       64       72         128
     +--------+--------+--------+--------+-----------------+--------+--------+--------+----------+--------- - -
-    | magic  | layout | owner  | owner's|     boot id     | owner's| unused | status |  unused  | data
-    |        | version| pid    | start  |                 | pid ns |        | word   |          |
+    | magic  | layout | owner  | owner's|     boot id     | owner's| locked | status |  unused  | data
+    |        | version| pid    | start  |                 | pid ns | (0, 1) | word   |          |
     +--------+--------+--------+--------+-----------------+--------+--------+--------+----------+--------- - -
 
 All numbers are unsigned 64-bit little-endian. ``start`` is field 22 of /proc/<pid>/stat, ``pid ns`` the inode of
-/proc/<pid>/ns/pid; both, and the boot id, are zero on a system that does not tell. The status word has a cache line of
-its own: it is the id of the batch that the owner is executing, 0 for none.
+/proc/<pid>/ns/pid; both, and the boot id, are zero on a system that does not tell. ``locked`` is 0 where there are no
+locks. The status word has a cache line of its own: it is the id of the batch that the owner is executing, 0 for none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
@@ -24,17 +26,19 @@ import secrets
 import stat
 import struct
 import tempfile
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from .errors import BadSegment, ShmFull
 
 MAGIC = b"tnsrbus\n"
 LAYOUT_VERSION = 1
 HEADER_NBYTES = 128
+LOCKED_OFFSET = 56
 STATUS_OFFSET = 64
 NAME = re.compile(r"tensorbus-([0-9]{1,20})-[0-9a-f]{32}", re.ASCII)
 
 _HEADER = struct.Struct("<8sQQQ16sQ")
+_NAME_DIGITS = 32
 _ZEROS = bytes(1 << 20)
 
 
@@ -113,10 +117,14 @@ class Segment:
         self._status = self.buf[STATUS_OFFSET : STATUS_OFFSET + 8].cast("Q")
 
     @classmethod
-    def create(cls, directory: str, nbytes: int, reserve: bool = True) -> Segment:
+    def create(cls, directory: str, nbytes: int, reserve: bool = True, tag: str = "") -> Segment:
         """A new segment of this process with room for ``nbytes`` of data at least. Without ``reserve`` only its header
-        may be touched (sparse.py). Raises ShmFull."""
-        name = "tensorbus-{}-{}".format(os.getpid(), secrets.token_hex(16))
+        may be touched (sparse.py). ``tag``, of hexadecimal digits, stands in the name in place of some of its random
+        ones. Raises ShmFull."""
+        random = secrets.token_hex(_NAME_DIGITS // 2)
+        name = "tensorbus-{}-{}{}".format(os.getpid(), tag, random[len(tag) :])
+        if not NAME.fullmatch(name):
+            raise ValueError("the tag of a segment is not of hexadecimal digits")
         path = os.path.join(directory, name)
         header = _HEADER.pack(MAGIC, LAYOUT_VERSION, *this_owner())
         try:
@@ -173,43 +181,49 @@ def map_private(directory: str, name: str, offset: int, nbytes: int) -> memoryvi
 
 
 def _create_file(path: str, header: bytes, size: int, reserve: bool) -> mmap.mmap:
-    if not _create_unnamed(path, header, size, reserve):
-        _create_named(path, header, size, reserve)
+    """Locked by the mapping that is returned, and from before it has its name."""
+    fd = _create_unnamed(path, header, size, reserve)
+    if fd is None:
+        fd = _create_named(path, header, size, reserve)
     try:
-        return _map_file(path)
+        return _map_file(path, locked=True)
     except BaseException:
         os.unlink(path)
         raise
+    finally:
+        os.close(fd)
 
 
-def _create_unnamed(path: str, header: bytes, size: int, reserve: bool) -> bool:
+def _create_unnamed(path: str, header: bytes, size: int, reserve: bool) -> Optional[int]:
     """The file has no name until it is complete: whoever is killed on the way leaves nothing of which nobody knows the
-    owner. False where the file system cannot do that, or there is no /proc to name it by.
+    owner. None where the file system cannot do that, or there is no /proc to name it by; else its descriptor.
     """
     try:
         fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except (AttributeError, OSError):
-        return False
+        return None
     try:
         _fill(fd, header, size, reserve)
         with contextlib.suppress(OSError):
             # Given a folder (of which an absolute path has no need) Python calls linkat, which follows /proc's link.
             os.link("/proc/self/fd/{}".format(fd), path, src_dir_fd=fd)
-            return True
-        return False
-    finally:
+            return fd
+    except BaseException:
         os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
-def _create_named(path: str, header: bytes, size: int, reserve: bool) -> None:
+def _create_named(path: str, header: bytes, size: int, reserve: bool) -> int:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         _fill(fd, header, size, reserve)
     except BaseException:
         os.unlink(path)
-        raise
-    finally:
         os.close(fd)
+        raise
+    return fd
 
 
 def _fill(fd: int, header: bytes, size: int, reserve: bool) -> None:
@@ -217,7 +231,28 @@ def _fill(fd: int, header: bytes, size: int, reserve: bool) -> None:
         _reserve(fd, size)
     else:
         os.ftruncate(fd, size)
-    os.pwrite(fd, header, 0)
+    os.pwrite(fd, header + int(_lock(fd)).to_bytes(8, "little"), 0)
+
+
+def _lock(fd: int) -> bool:
+    """Until nobody has the file open or mapped who has it by this descriptor or a copy of that. Shared: the mapping's
+    own lock comes while that of the descriptor that made the file is still held."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_abandoned(fd: int, header: bytes | memoryview) -> bool:
+    """Whether the owner has locked this segment and does not hold the lock any more: it is dead, wherever it was."""
+    if not header[LOCKED_OFFSET]:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _reserve(fd: int, size: int) -> None:
@@ -228,12 +263,14 @@ def _reserve(fd: int, size: int) -> None:
         os.write(fd, _ZEROS[: size - start])
 
 
-def _map_file(path: str) -> mmap.mmap:
+def _map_file(path: str, locked: bool = False) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size < HEADER_NBYTES:
             raise BadSegment("a file is no segment")
+        if locked:
+            _lock(fd)
         return mmap.mmap(fd, found.st_size)
     finally:
         os.close(fd)

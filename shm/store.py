@@ -57,8 +57,10 @@ class Store:
     Blocks are sought in the oldest segment first, so that the younger ones fall empty and can be given back.
     """
 
-    def __init__(self, directory: str, initial: int = 1 << 20, limit: Optional[int] = None) -> None:
+    def __init__(self, directory: str, initial: int = 1 << 20, limit: Optional[int] = None, tag: str = "") -> None:
+        """``tag``: of the segments (``Segment.create``)."""
         self._directory = directory
+        self._tag = tag
         self._initial = self._next_nbytes = initial
         self._limit = limit
         self._regions: List[_Region] = []
@@ -90,6 +92,13 @@ class Store:
         start += HEADER_NBYTES
         region.empty_since = None
         return Block(region.name, start, nbytes, region.buf[start : start + nbytes])
+
+    def view(self, segment: str, offset: int, nbytes: int) -> memoryview:
+        """The bytes of a handle into this store, for readers who do not share its memory. Raises BadHandle."""
+        region = self._by_name.get(segment)
+        if region is None or not HEADER_NBYTES <= offset <= offset + nbytes <= len(region.buf):
+            raise BadHandle("a tensor handle lies in no segment of this process")
+        return region.buf[offset : offset + nbytes]
 
     def free(self, block: Block) -> None:
         """Raises ValueError if the block is free already. After ``close`` there is nothing left to free."""
@@ -151,14 +160,14 @@ class Store:
         generous = max(self._next_nbytes, nbytes)
         if self._limit is None or self.nbytes + segment_size(generous) <= self._limit:
             try:
-                segment = Segment.create(self._directory, generous)
+                segment = Segment.create(self._directory, generous, tag=self._tag)
                 self._next_nbytes = min(2 * self._next_nbytes, LARGEST_SHARED_NBYTES)
                 return segment
             except ShmFull:
                 self._next_nbytes = self._initial  # /dev/shm holds 64 MiB in a default container
         if self._limit is not None and self.nbytes + segment_size(nbytes) > self._limit:
             raise ShmFull("no shared memory: the limit of {} bytes is reached".format(self._limit))
-        return Segment.create(self._directory, nbytes)
+        return Segment.create(self._directory, nbytes, tag=self._tag)
 
     def _drop(self, region: _Region) -> None:
         del self._by_name[region.name]

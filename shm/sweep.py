@@ -1,4 +1,8 @@
-"""Removes what dead processes have left. Told by the header, never by the name alone: pids are used again."""
+"""Removes what dead processes have left. Told by the header, never by the name alone: pids are used again.
+
+Whoever is of this pid namespace is looked for by pid, which is certain even while a process that its model has forked
+lives on. Of one of another namespace on this host, such as another container, the lock tells (segment.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from typing import List, Optional
 
 from .errors import BadSegment
-from .segment import HEADER_NBYTES, NAME, Owner, parse_header, read_stat, this_owner
+from .segment import HEADER_NBYTES, NAME, Owner, is_abandoned, parse_header, read_stat, this_owner
 
 UNFINISHED_S = 60.0
 
@@ -24,7 +28,7 @@ def sweep(directory: str, pid: Optional[int] = None) -> List[str]:
         path = os.path.join(directory, name)
         if not name.startswith(prefix) or not NAME.fullmatch(name):
             continue
-        if (_is_dead(_owner(path), here) or _is_unfinished(path)) and _unlink(path):
+        if (_is_left_over(path, here) or _is_unfinished(path)) and _unlink(path):
             swept.append(name)
     return swept
 
@@ -36,15 +40,22 @@ def _names(directory: str) -> List[str]:
         return []
 
 
-def _owner(path: str) -> Optional[Owner]:
+def _is_left_over(path: str, here: Owner) -> bool:
+    """False whenever we cannot know: another boot (another machine that shares the folder), or no lock."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None
+        return False
     try:
-        return parse_header(os.read(fd, HEADER_NBYTES))
+        header = os.read(fd, HEADER_NBYTES)
+        owner = parse_header(header)
+        if owner.boot_id != here.boot_id:
+            return False
+        if owner.pid_namespace != here.pid_namespace:
+            return is_abandoned(fd, header)
+        return _is_dead(owner)
     except (OSError, BadSegment):
-        return None
+        return False
     finally:
         os.close(fd)
 
@@ -60,10 +71,8 @@ def _is_unfinished(path: str) -> bool:
         return False
 
 
-def _is_dead(owner: Optional[Owner], here: Owner) -> bool:
-    """False whenever we cannot know: another boot, or another pid namespace (a container that shares the folder)."""
-    if owner is None or owner[2:] != here[2:]:
-        return False
+def _is_dead(owner: Owner) -> bool:
+    """Of our own pid namespace."""
     try:
         state, start = read_stat(owner.pid)
     except OSError:

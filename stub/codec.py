@@ -59,21 +59,27 @@ def _load(
     probe: Tuple[Any, ...],
     directory: str,
     max_unread: int,
+    tag: str,
 ) -> messages.Load:
-    _expect(str, mode, model_file, version_directory, directory, *args, *args.values())
+    _expect(str, mode, model_file, version_directory, directory, tag, *args, *args.values())
     _expect(int, max_unread)
     return messages.Load(
-        messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory, max_unread
+        messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory, max_unread, tag
     )
 
 
 def _execute(
-    batches: Tuple[Any, ...], released: Tuple[int, ...], paced: Tuple[Tuple[int, int], ...]
+    batches: Tuple[Any, ...],
+    released: Tuple[int, ...],
+    paced: Tuple[Tuple[int, int], ...],
+    inline: Tuple[int, ...],
 ) -> messages.Execute:
-    _expect(int, *released)
+    _expect(int, *released, *inline)
     pairs = [(request, responses) for request, responses in paced]
     _expect(int, *(number for pair in pairs for number in pair))
-    return messages.Execute(messages.EXECUTE, [_batch(*batch) for batch in batches], list(released), pairs)
+    return messages.Execute(
+        messages.EXECUTE, [_batch(*batch) for batch in batches], list(released), pairs, list(inline)
+    )
 
 
 def _credit(request: int, responses: int) -> messages.Credit:

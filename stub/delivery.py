@@ -13,7 +13,7 @@ from .placer import PlacedTensor
 from .response import InferenceResponse
 from .retained import RetainedInputs
 from .shared import errors, messages
-from .tensor import outgoing
+from .tensor import Tensor, binary_form, outgoing
 from .triton_error import TritonModelException
 
 Roots = List["ref[Any]"]  # of a request's inputs: weak references to the arrays that hold their memory
@@ -27,7 +27,9 @@ _NONE: Dict[str, messages.ParameterValue] = {}
 class OutputPlacer(Protocol):
     """Where the tensors of a response go: a block of shared memory, or frames of the message."""
 
-    def place(self, tensors: Sequence[PlacedTensor], frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
+    def place(
+        self, tensors: Sequence[PlacedTensor], frames: List[bytes], inline: bool
+    ) -> Tuple[List[messages.TensorRef], int]:
         """Copies the tensors of ONE response (never empty), the inline ones to the end of ``frames``; returns their
         references and the lease (0: inline). From any thread."""
 
@@ -50,8 +52,8 @@ class _Abandoned(NamedTuple):
 
 class Delivery:
     """``open`` are the requests that ``execute`` has left without a final response; ``cancelled`` those whose clients
-    do not want one, and some that have not come here yet. Both are used by any thread, by single operations on sets of
-    numbers."""
+    do not want one, and some that have not come here yet; ``inline`` those whose outputs go into frames. All are used
+    by any thread, by single operations on sets of numbers."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Delivery:
         self._unseen = declared  # of outputs that the model has never made
         self.open: Set[int] = set()
         self.cancelled: Set[int] = set()
+        self.inline: Set[int] = set()
         self.pacing = Pacing(port, self.cancelled, max_unread)
         self.retained = RetainedInputs(port.nudge)
         self._place = outputs.place
@@ -86,8 +89,10 @@ class Delivery:
             if error is not None:
                 return messages.Response(message.id, [], 0, (int(error._code), error._message), parameters, final)
             wanted = message.outputs or self.output_names
+            inline = message.id in self.inline
+            leaving: Callable[[Tensor], Any] = binary_form if inline else outgoing
             tensors = [
-                (tensor._name, tensor._datatype, tensor._shape, outgoing(tensor))
+                (tensor._name, tensor._datatype, tensor._shape, leaving(tensor))
                 for tensor in response._tensors
                 if tensor._name in wanted
             ]
@@ -98,7 +103,7 @@ class Delivery:
         except Exception as broken:  # a subclass of the model's own that has not initialized ours
             return failed(message.id, self._failures.hidden("the response cannot be read", broken), final)
         try:
-            outputs, lease = self._place(tensors, frames) if tensors else ([], 0)
+            outputs, lease = self._place(tensors, frames, inline) if tensors else ([], 0)
         except Exception as full:
             return failed(message.id, self._failures.hidden("the outputs found no place", full), final)
         return messages.Response(message.id, outputs, lease, None, parameters, final)
@@ -131,6 +136,8 @@ class Delivery:
             self.open.discard(response.request)
         if self.cancelled:
             self.cancelled.discard(response.request)
+        if self.inline:
+            self.inline.discard(response.request)
         for root in roots:
             if root() is not None and self.retained.hold(response.request, roots):
                 return response._replace(retained=True)

@@ -98,6 +98,8 @@ class Loop:
             self._delivery.pacing.released(message.released)
         if message.paced:
             self._delivery.pacing.begin(message.paced)
+        if message.inline:
+            self._delivery.inline.update(message.inline)
         self._inbox.append((message.batches, frames))
 
     def _on_cancel(self, message: messages.Cancel, frames: List[memoryview]) -> None:

@@ -19,9 +19,11 @@ class Outputs:
         self._leases: Dict[int, Placed] = {}
         self._numbers = count(1)
 
-    def place(self, tensors: Sequence[PlacedTensor], frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
-        """``frames`` are those of the message; inline tensors go to their end."""
-        placed = self._placer.place(tensors, len(frames))
+    def place(
+        self, tensors: Sequence[PlacedTensor], frames: List[bytes], inline: bool = False
+    ) -> Tuple[List[messages.TensorRef], int]:
+        """``frames`` are those of the message; inline tensors go to their end, all of them if asked for."""
+        placed = self._placer.place(tensors, len(frames), inline)
         frames += placed.frames
         if not placed.is_on_lease:
             return placed.references, 0

@@ -43,15 +43,15 @@ class Placer:
         """False in a process that the model forked."""
         return forks.generation == self._generation
 
-    def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0) -> Placed:
-        """Copies what is bytes. Give it to ``free`` when its lease is over."""
+    def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
+        """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
         starts, total = [], 0
         for tensor in tensors:
             starts.append(total)
             if not isinstance(tensor[3], Place):
                 nbytes = len(tensor[3])
                 total += nbytes + -nbytes % ALIGNMENT
-        placed = Placed([], [], self._allocate(total), [])
+        placed = Placed([], [], None if inline else self._allocate(total), [])
         for tensor, start in zip(tensors, starts):
             placed.references.append(_place(tensor, start, placed, first_frame))
         return placed

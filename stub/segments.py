@@ -15,7 +15,7 @@ class Segments:
     def __init__(self, load: messages.Load) -> None:
         self.reader = store.Reader(load.shm_directory)
         self.nonce = _read(self.reader, load.probe)
-        self._own = store.Store(load.shm_directory)
+        self._own = store.Store(load.shm_directory, tag=load.tag)
         self.status = _first(self._own) if self.nonce else None
         self.placer = Placer(self._own if self.status else None)
 

@@ -121,6 +121,7 @@ class Session:
         wanted = [message for message in batch.requests if message.id not in unwanted]
         slots = [slot for slot, message in zip(batch.slots, batch.requests) if message.id not in unwanted]
         unwanted.difference_update([response.request for response in responses])
+        self.delivery.inline.difference_update([response.request for response in responses])
         return wanted, slots, responses
 
     # --- inputs

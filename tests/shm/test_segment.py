@@ -276,3 +276,16 @@ def test_a_signal_handler_that_raises_makes_no_owner_unknown(monkeypatch: pytest
     monkeypatch.setattr("shm.segment.read_stat", interrupted)
     with pytest.raises(TimeoutError):
         this_owner()
+
+
+def test_a_tag_stands_in_the_name(directory: str) -> None:
+    first, second = (Segment.create(directory, 1, tag="0123abcd") for _ in range(2))
+    assert first.name.startswith(f"tensorbus-{os.getpid()}-0123abcd")
+    assert len(first.name) == len(Segment.create(directory, 1).name) and first.name != second.name
+
+
+@pytest.mark.parametrize("tag", ["xyz", "../a", "A" * 8, "0" * 33])
+def test_a_tag_of_anything_else_is_refused(directory: str, tag: str) -> None:
+    with pytest.raises(ValueError):
+        Segment.create(directory, 1, tag=tag)
+    assert os.listdir(directory) == []

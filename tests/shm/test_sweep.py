@@ -1,16 +1,21 @@
+import errno
 import os
+import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
-from shm.segment import _HEADER, MAGIC, Segment, this_owner
+from shm.segment import _HEADER, LOCKED_OFFSET, MAGIC, Segment, this_owner
 from shm.sweep import sweep
 
 OWNER = """
 import sys
+import time
 from shm.segment import Segment
-print(Segment.create(sys.argv[1], 64).name, flush=True)
+segment = Segment.create(sys.argv[1], 64)
+print(segment.name, flush=True)
 sys.stdin.read()
 """
 
@@ -99,7 +104,7 @@ def test_a_pid_in_use_again_does_not_protect_its_former_owner_s_segments(directo
 
 @pytest.mark.parametrize("field, value", [("boot_id", b"\x01" * 16), ("pid_namespace", 1)])
 def test_an_owner_of_whom_we_cannot_know_keeps_its_segments(directory, field, value):
-    _forge(directory, this_owner()._replace(start=1, **{field: value}))
+    _forge(directory, this_owner()._replace(start=1, **{field: value}), locked=0)
     assert sweep(directory) == []
 
 
@@ -123,9 +128,10 @@ def test_a_folder_that_is_not_there_holds_nothing(directory):
     assert sweep(directory + "/absent") == []
 
 
-def _forge(directory, owner):
+def _forge(directory, owner, locked=1):
     segment = Segment.create(directory, 64)
     _HEADER.pack_into(segment.buf, 0, MAGIC, 1, *owner)
+    segment.buf[LOCKED_OFFSET] = locked
     segment.close()
     return segment.name
 
@@ -136,3 +142,145 @@ def test_a_segment_whose_maker_died_before_it_wrote_the_header_is_swept_after_a_
     assert sweep(str(tmp_path)) == []
     os.utime(path, (0, 0))
     assert sweep(str(tmp_path)) == [path.name]
+
+
+# --- across pid namespaces, as those of containers that share a folder ------------------------------------------------
+
+ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
+OWNER_WITH_A_CHILD = """
+import os, sys
+from shm.segment import Segment
+segment = Segment.create(sys.argv[1], 64)
+print(segment.name, flush=True)
+if not os.fork():
+    sys.stdin.read()
+    os._exit(0)
+sys.stdin.readline()
+"""
+
+
+def _can_go_elsewhere():
+    return shutil.which("unshare") and not subprocess.run([*ELSEWHERE, "true"], capture_output=True).returncode
+
+
+in_namespaces = pytest.mark.skipif(not _can_go_elsewhere(), reason="only root can make a pid namespace")
+
+
+@pytest.fixture
+def elsewhere(directory):
+    """Starts an owner in a pid namespace of its own; returns the process outside of it and the segment's name."""
+    started = []
+
+    def start(code=OWNER):
+        command = [*ELSEWHERE, sys.executable, "-c", code, directory]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _eventually(done):
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@in_namespaces
+def test_the_segments_of_a_dead_container_are_swept_and_those_of_a_living_one_stay(directory, elsewhere):
+    living, dead = elsewhere(), elsewhere()
+    assert living[1].split("-")[1] == dead[1].split("-")[1]  # pids in namespaces of their own
+    for _ in range(3):  # that one has looked does not matter to the next
+        assert sweep(directory) == []
+    dead[0].kill()
+    dead[0].wait()
+    _eventually(lambda: sweep(directory) == [dead[1]])  # the namespace goes a little later than who made it
+    assert os.listdir(directory) == [living[1]]
+
+
+@in_namespaces
+def test_who_looks_from_another_container_sweeps_as_well(directory, elsewhere, owner):
+    process, name = elsewhere()
+    process.kill()
+    process.wait()
+    look = "import sys; from shm.sweep import sweep; print(*sweep(sys.argv[1]))"
+    command = [*ELSEWHERE, sys.executable, "-c", look, directory]
+    _eventually(lambda: subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip() == name)
+    assert os.listdir(directory) == [owner[1]]
+
+
+@in_namespaces
+def test_many_who_look_at_once_leave_the_living_alone(directory, elsewhere):
+    """Each tries the lock, which must never make it look as if the owner had let it go, or been there."""
+    living = elsewhere()[1]
+    dead, name = elsewhere()
+    look = "import sys; from shm.sweep import sweep\nfor _ in range(300): print(*sweep(sys.argv[1]), end=' ')"
+    command = [sys.executable, "-c", look, directory]
+    lookers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    dead.kill()
+    swept = "".join(looker.communicate()[0] for looker in lookers).split()
+    dead.wait()
+    _eventually(lambda: sweep(directory) == [] and os.listdir(directory) == [living])
+    assert set(swept) <= {name}
+
+
+@in_namespaces
+def test_a_new_segment_is_never_taken_for_one_that_was_left(directory):
+    """It is locked before it has a name, whoever looks meanwhile."""
+    make = """
+import sys
+import time
+from shm.segment import Segment
+for _ in range(2000):
+    segment = Segment.create(sys.argv[1], 64)
+    Segment.attach(sys.argv[1], segment.name).close()
+    segment.unlink()
+    segment.close()
+"""
+    with subprocess.Popen([*ELSEWHERE, sys.executable, "-c", make, directory]) as process:
+        while process.poll() is None:
+            assert sweep(directory) == []
+    assert process.returncode == 0
+
+
+@in_namespaces
+def test_what_a_dead_process_has_forked_keeps_its_segments_from_being_swept_elsewhere(directory, elsewhere):
+    """It may have the memory mapped. In the owner's namespace its death is known all the same."""
+    command = ["sh", "-c", 'exec 3<&0; "$@" <&3 & wait $!; echo gone; sleep 60', "sh"]
+    code = [sys.executable, "-c", OWNER_WITH_A_CHILD, directory]
+    with subprocess.Popen(
+        [*ELSEWHERE, *command, *code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        name = process.stdout.readline().strip()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "gone\n"
+        assert sweep(directory) == []
+        process.kill()
+    _eventually(lambda: sweep(directory) == [name])
+
+
+def test_the_lock_needs_no_descriptor_of_its_own(directory):
+    """It is that of the mapping, which has one as it is."""
+    before = len(os.listdir("/dev/fd"))
+    segments = [Segment.create(directory, 64) for _ in range(10)]
+    assert len(os.listdir("/dev/fd")) <= before + len(segments)
+    for segment in segments:
+        segment.close()
+
+
+def test_a_file_system_without_locks_is_said_to_have_none(directory, monkeypatch):
+    def refuse(fd, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    segment = Segment.create(directory, 64)
+    assert segment.buf[LOCKED_OFFSET] == 0
+    monkeypatch.undo()
+    assert Segment.create(directory, 64).buf[LOCKED_OFFSET] == 1

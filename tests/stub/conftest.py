@@ -37,7 +37,7 @@ class Memory:
         assert isinstance(tensor.place, int)
         return memoryview(self.blocks[tensor.place])
 
-    def place(self, tensors: Any, frames: List[bytes]) -> Tuple[List[messages.TensorRef], int]:
+    def place(self, tensors: Any, frames: List[bytes], inline: bool) -> Tuple[List[messages.TensorRef], int]:
         self.placed.append(len(tensors))
         return [messages.TensorRef(*tensor[:3], self.put(tensor[3])) for tensor in tensors], len(self.placed)
 

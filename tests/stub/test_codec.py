@@ -51,6 +51,8 @@ TO_STUB = [
     Told(TOLD, 6, (3, "no")),
     AskReady(ASK_READY, 7),
     Finish(FINISH),
+    Load(LOAD, "serve", "/m/1/model.py", "/m/1", {}, Handle("", 0, 0), "/dev/shm", 1 << 40, "0123abcd"),
+    Execute(EXECUTE, [], [], [(2**63, 4)], [5, 2**63]),
 ]
 RESPONSE = Response(2**63, [SHARED, INLINE], 4, None, {"p": 1.5}, False, True)
 RESULT = Results(RESULTS, [Executed(1, 2, 3, 4, True, [RESPONSE, Response(5, [], error=(3, "no"))])], [9])

@@ -77,3 +77,9 @@ def test_many_threads_place_and_free(store, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     reader.close()
+
+
+def test_what_is_to_be_inline_takes_no_memory(store):
+    placed = Placer(store).place([A, A], first_frame=2, inline=True)
+    assert [tensor.place for tensor in placed.references] == [2, 3]
+    assert (placed.frames, placed.is_on_lease) == ([b"abc", b"abc"], False)

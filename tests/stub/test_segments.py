@@ -30,3 +30,12 @@ def test_where_the_server_s_memory_is_not_ours_there_is_no_segment_and_tensors_g
     assert segments.ready() == messages.Ready(messages.READY, b"", "")
     assert segments.placer.place([("x", "UINT8", (1,), b"a")]).frames == [b"a"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_segments_have_the_tag_that_the_stub_was_told(tmp_path):
+    own = Store(str(tmp_path))
+    block = own.allocate(5)
+    segments = Segments(load(str(tmp_path), messages.Handle(*block[:3]))._replace(tag="0123abcd"))
+    assert segments.status.name.split("-")[2].startswith("0123abcd")
+    segments.close()
+    own.close()
