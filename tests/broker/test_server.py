@@ -43,7 +43,6 @@ from protocol.messages import (
 )
 from shm.store import Reader, Store
 
-
 MiB = 1 << 20
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from typing import List
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,17 @@ def test_a_peer_says_who_it_is() -> None:
     assert inbound.take() is None and inbound.identity is None
     inbound.feed(zmtp.ready("DEALER", b"m_1"))
     assert inbound.take() is None and inbound.identity == b"m_1"
+
+
+def test_a_huge_frame_takes_memory_as_it_comes() -> None:
+    """To clear all of it at once would keep a broker from everybody else."""
+    inbound = zmtp.Inbound()
+    inbound.feed(zmtp.ready("DEALER", b"key"))
+    assert inbound.take() is None
+    resident = psutil.Process().memory_info().rss
+    inbound.feed(b"\x02" + (1 << 30).to_bytes(8, "big") + content(100_000))
+    assert inbound.take() is None and inbound.missing == (1 << 30) - 100_000
+    assert psutil.Process().memory_info().rss - resident < 1 << 24
 
 
 @pytest.mark.parametrize("said", [b"\4\x09\x05READY\x05Abc", b"\4\x13\x05READY\x08Identity\0\0\0\x09", b"\0\1a"])
