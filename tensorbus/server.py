@@ -30,7 +30,8 @@ from tensorbus.logs import configure_as_guest
 from tensorbus.parameters import check_text, parameter
 from tensorbus.replies import Replies
 from tensorbus.run_directory import run_directory
-from tensorbus.services import CannotListen, Services
+from tensorbus.running import CannotListen
+from tensorbus.services import Services
 from tensorbus.settings import UsageError, from_values
 from tensorbus.tensors import Array, input_tensor
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import importlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,10 +18,8 @@ from broker.settings import BrokerSettings, DelayScheduler, ResourceLimit
 from broker.stubs import LocalStubs
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
-from gateway.header_forwarding import forwarding
-from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
-from protocol.errors import InternalError, Unavailable
+from protocol.errors import InternalError
 from protocol.messages import Handle
 from shm.errors import ShmFull
 from shm.segment import default_directory
@@ -37,26 +31,18 @@ from tensorbus.cache import open_cache
 from tensorbus.cloud import Cloud
 from tensorbus.embedded import EmbeddedBus
 from tensorbus.environments import Environments
+from tensorbus.fronts import Fronts
 from tensorbus.functions import Functions
-from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
 from tensorbus.polling import Poller, poll_for_ever
 from tensorbus.repository import Repositories
+from tensorbus.running import within
 from tensorbus.settings import ServeSettings
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
-
-if TYPE_CHECKING:
-    from gateway.grpc_engine import GrpcEngine
-    from gateway.http_front import HttpFront
 
 log = structlog.get_logger()
 
 _NONCE_BYTES = 32
-_HOUSEKEEPING_S = 1.0
-
-
-class CannotListen(Exception):
-    """A front found its port taken; ``str(error)`` is the line for the operator."""
 
 
 class Services:
@@ -70,9 +56,7 @@ class Services:
         self._store = Store(self._shm_directory, initial=settings.shm_default_byte_size)
         self._reader = Reader(self._shm_directory)
         self.recorder = Recorder(custom=settings.allow_metrics)
-        self._http: HttpFront | None = None
-        self._grpc: GrpcEngine | None = None
-        self._metrics: MetricsEndpoint | None = None
+        self._fronts = Fronts(settings, self.recorder)
         self._housekeeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -150,8 +134,7 @@ class Services:
         self._loop = asyncio.get_running_loop()
         self.broker.start()
         await self._launcher.start()
-        # The fronts' imports take as long as a model's: both at once.
-        fronts = asyncio.get_running_loop().run_in_executor(None, _import_fronts, self._settings)
+        fronts = self._loop.run_in_executor(None, self._fronts.load)  # beside the models
         settings = self._settings
         for flag in settings.ignored_flags:
             log.warning(f"--{flag} has no effect here")
@@ -176,8 +159,8 @@ class Services:
         self.dataplane = dataplane
         self.broker.post(StartServing())
         watches = await reload.first_look(self.broker) if settings.reload else {}
-        await self._start_fronts(dataplane)
-        self._housekeeping = asyncio.create_task(self._keep_house(dataplane))
+        await self._fronts.start(dataplane)
+        self._housekeeping = asyncio.create_task(self._fronts.keep_house(dataplane, self._trim))
         if settings.reload:
             self._watching = asyncio.create_task(reload.watch(self.broker, watches))
         if poller is not None:
@@ -190,81 +173,13 @@ class Services:
         ours = {name: backend.model_file for name, backend in self._backends.items() if name in used}
         return {PYTHON_BACKEND: "", **ours}
 
-    async def _start_fronts(self, dataplane: DataPlane) -> None:
-        """In the order of Triton: gRPC, HTTP, metrics."""
-        settings = self._settings
-        if settings.allow_grpc:
-            await self._start_grpc(dataplane)
-        if settings.allow_http:
-            await self._start_http(dataplane)
-        if settings.allow_metrics:
-            self._start_metrics()
-
-    async def _start_grpc(self, dataplane: DataPlane) -> None:
-        from gateway.grpc_engine import GrpcEngine
-        from gateway.grpc_service import GrpcService
-
-        address = self._settings.grpc_address
-        service = GrpcService(dataplane, forwarding(self._settings.grpc_header_forward_pattern))
-        engine = GrpcEngine(service, address, self._settings.grpc_port)
-        await _listen("GRPC", engine)
-        self._grpc = engine
-        log.info(f"Started GRPCInferenceService at {address}:{engine.port}")
-
-    async def _start_http(self, dataplane: DataPlane) -> None:
-        from gateway.http_front import HttpFront
-
-        settings = self._settings
-        front = HttpFront(
-            dataplane,
-            settings.http_address,
-            settings.http_port,
-            settings.http_max_input_size,
-            self.recorder.custom,
-            forwarding(settings.http_header_forward_pattern),
-        )
-        await _listen("HTTP", front)
-        self._http = front
-        log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
-
-    def _start_metrics(self) -> None:
-        settings = self._settings
-        endpoint = MetricsEndpoint(
-            self.recorder,
-            settings.metrics_address,
-            settings.metrics_port,
-            pinned_pool_bytes=settings.pinned_memory_pool_byte_size,
-            cpu_metrics=settings.allow_cpu_metrics,
-            interval_s=settings.metrics_interval_ms / 1000,
-        )
-        try:
-            endpoint.start()
-        except OSError as error:
-            reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-            socket = f"Socket '{settings.metrics_address}:{settings.metrics_port}'"
-            raise CannotListen(f"failed to start Metrics service: Unavailable - {socket} {reason}") from None
-        self._metrics = endpoint
-        log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
-
-    async def _keep_house(self, dataplane: DataPlane) -> None:
-        """Gives memory back that has not been used for a while."""
-        trim = HeapTrim()
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            dataplane.trim()
-            self._store.trim(time.monotonic())
-            self._reader.trim()
-            await self.repositories.trim(self.broker.core.registry)
-            if self._grpc is not None:
-                self._grpc.trim()
-            if trim.due(dataplane.large_calls):
-                await asyncio.to_thread(malloc_trim)
+    async def _trim(self) -> None:
+        await self.repositories.trim(self.broker.core.registry)
 
     @property
     def ports(self) -> dict[str, int]:
-        """Of the services that listen: "http", "grpc", "metrics"."""
-        services = {"http": self._http, "grpc": self._grpc, "metrics": self._metrics}
-        return {name: service.port for name, service in services.items() if service is not None}
+        """As of ``Fronts``."""
+        return self._fronts.ports
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
@@ -277,14 +192,13 @@ class Services:
         self.broker.post(StopServing())
         self._cloud.stop()
         await self.broker.stop_preparing()
-        fronts = asyncio.gather(*self._drain_fronts())
+        fronts = asyncio.gather(*self._fronts.drain(self._settings.exit_timeout_secs))
         log.info("Waiting for in-flight requests to complete.")
-        drained = await _within(deadline, self._drained, self._say_in_flight)
+        drained = await within(deadline, self._drained, self._say_in_flight)
         await fronts
         log.info("All models are stopped, unloading models")
-        finished = drained and await _within(deadline, self._finished, self._say_live)
-        if self._metrics is not None:
-            self._metrics.close()
+        finished = drained and await within(deadline, self._finished, self._say_live)
+        self._fronts.close()
         await self._launcher.close()
         await asyncio.to_thread(self.functions.close)
         self.broker.close()
@@ -292,14 +206,6 @@ class Services:
         self._store.close()
         await asyncio.to_thread(self._cloud.close)
         return finished
-
-    def _drain_fronts(self) -> Iterator[Awaitable[object]]:
-        """They refuse new work from now on, answer what they have, and close."""
-        timeout_s = self._settings.exit_timeout_secs
-        if self._http is not None:
-            yield self._http.drain(timeout_s)
-        if self._grpc is not None:
-            yield self._grpc.drain(timeout_s)
 
     def _drained(self) -> bool:
         return not self.broker.core.in_flight()
@@ -322,36 +228,6 @@ def _rate_limits(settings: ServeSettings) -> tuple[ResourceLimit, ...] | None:
     if settings.rate_limit == "off":
         return None
     return tuple(ResourceLimit(*one) for one in settings.rate_limit_resource)
-
-
-async def _within(deadline: float, done: Callable[[], bool], say: Callable[[float], None]) -> bool:
-    """Waits for ``done``; at once and each second ``say`` is told the seconds that are left."""
-    say_at = time.monotonic()
-    while True:
-        now = time.monotonic()
-        if now >= say_at:
-            say_at += 1
-            say(max(0.0, deadline - now))
-        if done():
-            return True
-        if now >= deadline:
-            return False
-        await asyncio.sleep(0.01)
-
-
-def _import_fronts(settings: ServeSettings) -> None:
-    """In a thread, before they are needed."""
-    if settings.allow_grpc:
-        importlib.import_module("gateway.grpc_engine")
-    if settings.allow_http:
-        importlib.import_module("gateway.http_front")
-
-
-async def _listen(service: str, front: HttpFront | GrpcEngine) -> None:
-    try:
-        await front.start()
-    except Unavailable as error:
-        raise CannotListen(f"failed to start {service} service: Unavailable - {error}") from None
 
 
 def _said(line: ModelSaid) -> None:
