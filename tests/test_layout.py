@@ -175,9 +175,26 @@ def test_a_cycle_is_found():
     assert find_cycle({"a": {"b"}, "b": set()}) == []
 
 
-def test_three_files_at_most_know_zeromq():
-    files = {found.file for found in all_imports() if top(found.module) == "zmq"}
-    assert len(files) <= 3, listed(sorted(files))
+def imports_name(path, name):
+    """Whether a module of this name is imported, from wherever."""
+    imported = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported.update(part for alias in node.names for part in alias.name.split("."))
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imported.update(node.module.split("."))
+    return name in imported
+
+
+@pytest.mark.parametrize(
+    "name, known_to",
+    [
+        ("zmq", {"tensorbus/links.py", "tensorbus/curve.py"}),  # TCP between services, and its keys
+        ("zmtp", {"broker/router.py", "stub/channel.py", STUB_DOOR}),  # the two ends of the bus, and the way there
+    ],
+)
+def test_few_files_know_the_wire(name, known_to):
+    assert {name_of(path) for path in source_files() if imports_name(path, name)} == known_to
 
 
 def test_numpy_stays_in_the_stub_and_in_the_tensor_files():
