@@ -227,7 +227,7 @@ def own(name: str, datatype: str, array: NDArray[Any]) -> Tensor:
     tensor._datatype = datatype
     tensor._shape = array.shape
     tensor._array = array
-    tensor._data = tensor._place = None
+    tensor._data = tensor._place = tensor._handle = None
     return tensor
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from _tensorbus_app.stub.tensor import lend
+from _tensorbus_app.stub.tensor import lend, own
 
 from tests.stub.batch import side_by_side
 
@@ -45,12 +45,17 @@ def test_all_that_it_shows_lives_as_long_as_it_does() -> None:
 def test_others_are_copied() -> None:
     memory, (a, b, c) = side_by_side("A", 3)
     _, (elsewhere, _) = side_by_side("A", 2)
-    own = pb_utils.Tensor("A", a.as_numpy().copy())
-    for tensors in ([a, c], [b, a], [a, a], [a, elsewhere], [a, own], [own, a]):
+    made = pb_utils.Tensor("A", a.as_numpy().copy())
+    for tensors in ([a, c], [b, a], [a, a], [a, elsewhere], [a, made], [made, a]):
         found = joined(*tensors)
         assert np.array_equal(found, np.concatenate([tensor.as_numpy() for tensor in tensors]))
         assert not np.shares_memory(found, memory)
     assert joined(a) is a.as_numpy()
+
+
+def test_control_inputs_are_joined_too() -> None:
+    tensors = [own("A", "INT32", np.full((1, 1), value, np.int32)) for value in (1, 0)]
+    assert joined(*tensors).tolist() == [[1], [0]]
 
 
 def test_what_others_look_at_too_is_copied() -> None:
