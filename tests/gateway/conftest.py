@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.gateway.fake_bus import FakeBus, add_models
+from tests.gateway.fake_bus import PLAIN, REMOTE, FakeBus, add_models
 from tests.gateway.grpc_stand import Serve, serve_grpc
 from tests.gateway.http_stand import Run, Test, serve_http
 
@@ -21,17 +21,18 @@ def bus(tmp_path: Path) -> Iterator[FakeBus]:
     bus.close()
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Serve:
-    return partial(serve_grpc, str(tmp_path))
+@pytest.fixture(params=[PLAIN, REMOTE])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    return partial(serve_grpc, str(tmp_path), way=request.param)
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", "asyncio", REMOTE])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    way = REMOTE if request.param == REMOTE else PLAIN
 
     def runner(test: Test) -> None:
         with asyncio.Runner(loop_factory=factory) as loop:
-            loop.run(serve_http(str(tmp_path), test))
+            loop.run(serve_http(str(tmp_path), test, way))
 
     return runner

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
+from gateway.bus import Bus, Done, Frames, OnIndex, OnStatistics, ReplySink
 from gateway.dataplane import DataPlane
 from protocol.datatypes import BY_NAME
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
@@ -18,8 +18,11 @@ from protocol.signature import IndexEntry, Signature, TensorSpec
 from protocol.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 from shm.arena import ALIGNMENT
 from shm.store import Block, Reader, Store
+from tests.gateway.bare_broker import Loopback
 
 ModelConfig = generated("model_config_pb2").ModelConfig
+
+PLAIN, REMOTE, REMOTE_FRAMES = "plain", "remote", "remote frames"
 
 Tensor = tuple[str, str, tuple[int, ...], bytes]  # name, datatype, shape, data
 
@@ -113,14 +116,19 @@ class Logging:
 
 class FakeBus:
     """Models are functions that are called one turn of the loop after ``submit``. With ``hold``, and for what has no
-    function, requests wait in ``held`` until the test answers them."""
+    function, requests wait in ``held`` until the test answers them.
 
-    def __init__(self, directory: str) -> None:
+    ``way`` is how the gateway reaches it: by plain calls, or as a broker in another process, whose models share its
+    memory or not."""
+
+    def __init__(self, directory: str, way: str = PLAIN) -> None:
         self.full = False
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
-        self.dataplane = DataPlane(self, self.gateway_store, Reader(directory), "triton", Logging())
+        self.loopback = None if way == PLAIN else Loopback(self, self.gateway_store, shares=way == REMOTE)
+        bus: Bus = self if self.loopback is None else self.loopback.remote
+        self.dataplane = DataPlane(bus, self.gateway_store, Reader(directory), "triton", Logging())
         self.signatures: dict[str, Signature] = {}
         self.models: dict[str, Model] = {}
         self.submitted: list[Submitted] = []
@@ -132,11 +140,15 @@ class FakeBus:
         self.leases: dict[int, Block] = {}
         self._lease = count(1)
         self._news = asyncio.Event()
+        if self.loopback is not None:
+            self.loopback.join()
 
     def add(self, signature: Signature, model: Model | None = None) -> None:
         self.signatures[signature.model] = signature
         if model is not None:
             self.models[signature.model] = model
+        if self.loopback is not None:
+            self.loopback.broker.tell_models(Loopback.SERVICE, signature.model)
 
     def close(self) -> None:
         self.dataplane.reader.close()

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.grpc_engine import GrpcEngine
 from gateway.grpc_service import GrpcService
 from gateway.proto import service_pb2
-from tests.gateway.fake_bus import FakeBus, Submitted, signature
+from tests.gateway.fake_bus import PLAIN, FakeBus, Submitted, signature
 
 SERVICE = "/inference.GRPCInferenceService/"
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
@@ -36,15 +36,16 @@ async def engine_over(bus: FakeBus) -> AsyncIterator[GrpcEngine]:
         yield engine
     finally:
         await engine.drain(0)
+        await asyncio.sleep(0)  # what is released in one turn is told at its end
         bus.gateway_store.check()
         assert not bus.leases, "outputs were not released"
 
 
-def serve_grpc(directory: str, test: Test) -> None:
+def serve_grpc(directory: str, test: Test, way: str = PLAIN) -> None:
     """Runs a coroutine beside an engine and a bus with the models echo, manual (the test answers) and decoupled."""
 
     async def main() -> None:
-        bus = FakeBus(directory)
+        bus = FakeBus(directory, way)
         bus.add(signature("echo"), Submitted.echo)
         bus.add(signature("manual"))
         bus.add(signature("decoupled", decoupled=True))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gateway.http_front import HttpFront
 from metrics.custom import CustomMetrics
-from tests.gateway.fake_bus import FakeBus, add_models, memory_in_use
+from tests.gateway.fake_bus import PLAIN, FakeBus, add_models, memory_in_use
 
 DEADLINE_S = 20
 
@@ -91,9 +91,9 @@ Test = Callable[[Stand], Awaitable[None]]
 Run = Callable[[Test], None]
 
 
-async def serve_http(directory: str, test: Test) -> None:
+async def serve_http(directory: str, test: Test, way: str = PLAIN) -> None:
     """Runs a test's coroutine beside a front, and looks for memory that it left behind."""
-    bus = FakeBus(directory)
+    bus = FakeBus(directory, way)
     add_models(bus)
     metrics = CustomMetrics()
     front = HttpFront(bus.dataplane, "127.0.0.1", 0, custom_metrics=metrics)
@@ -102,9 +102,10 @@ async def serve_http(directory: str, test: Test) -> None:
         async with asyncio.timeout(DEADLINE_S):
             await test(Stand(bus, front, metrics))
             await front.drain(0)
-        for entry in bus.held:
-            entry.run()
-        assert memory_in_use(bus.gateway_store) == memory_in_use(bus.stub_store) == 0
+            for entry in bus.held:
+                entry.run()
+            while memory_in_use(bus.gateway_store) or memory_in_use(bus.stub_store):
+                await asyncio.sleep(0)
     finally:
         await front.drain(0)
         bus.close()

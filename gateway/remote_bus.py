@@ -1,0 +1,383 @@
+"""A broker in another process as a gateway's Bus: calls become messages, and messages answers. No socket, no thread.
+
+What one turn of the event loop brings leaves at its end, as one message of each kind. A request is kept until its final
+response: if the broker is lost meanwhile, another one, or the same once it is heard again, says what has become of it.
+
+    submit --> outgoing --end of the turn--> the broker --Answers--> final: over
+                   ^                            | lost, joined again: Unanswered
+                   +------ Fate: again ---------+------ Fate: lost, or no broker for too long --> failed
+
+Whoever owns the connection calls ``joined``, ``lost``, ``refuse`` and ``give_up``, and ``heard`` for each message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
+from gateway.catalogue import ModelCatalogue
+from gateway.questions import TIMEOUT_S, Loop, Questions, Then
+from metrics.gateway_record import GatewayRecord
+from protocol.errors import Cancelled as RequestCancelled
+from protocol.errors import ProtocolError, ServingError, Unavailable
+from protocol.messages import Handle, Request, Response, TensorRef
+from protocol.services import (
+    ASK,
+    CANCELLED,
+    FETCHED,
+    READ,
+    SUBMITTED,
+    UNANSWERED,
+    Answers,
+    Ask,
+    Cancelled,
+    Catalogue,
+    Fate,
+    Fetch,
+    Fetched,
+    FromService,
+    Read,
+    Said,
+    Submitted,
+    ToService,
+    Unanswered,
+)
+from protocol.signature import Signature
+from shm.errors import BadHandle
+
+if TYPE_CHECKING:
+    from shm.store import Store
+
+log = structlog.get_logger()
+
+_NO_BROKER = "the broker cannot be reached"
+
+
+class _Open:
+    """A request without a final response."""
+
+    __slots__ = ("cancelled", "frames", "request", "sink")
+
+    def __init__(self, request: Request, frames: Frames, sink: ReplySink) -> None:
+        self.request = request
+        self.frames = frames
+        self.sink = sink
+        self.cancelled = False
+
+
+class RemoteBus:
+    """A gateway.bus.Bus. Invariant: each request that was submitted gets one final response, whatever the broker does;
+    each question is answered once."""
+
+    def __init__(
+        self, loop: Loop, store: Store, send: Callable[[FromService, Frames], None], record: GatewayRecord | None = None
+    ) -> None:
+        """``send`` never raises: what cannot be sent now is as lost as what the network loses, and so is the broker."""
+        self.catalogue = ModelCatalogue()
+        self.record = record or GatewayRecord()
+        self._loop = loop
+        self._store = store
+        self._send = send
+        self._open: dict[int, _Open] = {}
+        self._outgoing: list[_Open] = []
+        self._cancelled: list[int] = []
+        self._read: list[tuple[str, int]] = []
+        self._flushes = False  # at the end of this turn
+        self._retained: dict[int, ReplySink] = {}  # answered, but their inputs are in use
+        self._questions = Questions(loop, lambda ask: send(ask, ()))
+        self._hosts: list[str] = []
+        self._is_joined = False
+        self._serves = False  # takes requests
+        self._knows_all = False  # the first Catalogue since it joined has come
+        self._undecided: set[int] = set()  # of Unanswered, until Fate
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a broker, and its models are known."""
+        return self._is_joined and self._knows_all
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open and not self._questions
+
+    def joined(self) -> None:
+        """The broker has welcomed us, for the first time or again."""
+        self._is_joined = True
+        self._knows_all = False
+        self._undecided = set(self._open)
+        self._outgoing.clear()  # nobody has had those; Fate says so
+        if self._undecided:
+            self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts), ())
+
+    def lost(self) -> None:
+        """What is under way may have been lost. New requests are taken for a while (``refuse``) and kept."""
+        self._is_joined = False
+        self._questions.fail_all(Unavailable(_NO_BROKER))
+
+    def refuse(self) -> None:
+        """There is no broker, and has not been for a while: take no more requests until there is one."""
+        self._serves = False
+
+    def give_up(self) -> None:
+        """What was unanswered when the broker was lost fails; there has been none for too long."""
+        ids = self._undecided if self._is_joined else set(self._open)
+        self._undecided = set()
+        self._fail(ids)
+        self._outgoing = list(self._open.values())  # that came meanwhile
+        self._flush_soon()
+
+    def heard(self, message: ToService, frames: Frames) -> None:
+        """Raises ProtocolError."""
+        if isinstance(message, Answers):
+            self._answers(message, frames)
+        elif isinstance(message, Catalogue):
+            self._learn(message)
+        elif isinstance(message, Said):
+            self._questions.said(message)
+        elif isinstance(message, Fate):
+            self._decide(message)
+        elif isinstance(message, Fetch):
+            self._fetch(message)
+        else:
+            raise ProtocolError(f"{type(message).__name__} is no message for a gateway")
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
+        """Raises Unavailable if there is no broker."""
+        if not self._serves:
+            raise _unreachable(request.model)
+        one = self._open[request.id] = _Open(request, frames, sink)
+        self._outgoing.append(one)
+        if not self._flushes:
+            self._flush_soon()
+
+    def refuse_when_full(self, model: str, version: int) -> None:
+        """How much waits only the broker knows; without one, nothing is taken."""
+        if not self._serves:
+            raise _unreachable(model)
+
+    def cancel(self, request_id: int) -> None:
+        one = self._open.get(request_id)
+        if one is not None and not one.cancelled:
+            one.cancelled = True
+            self._cancelled.append(request_id)
+            self._flush_soon()
+
+    def release(self, origin: str, lease: int) -> None:
+        self._read.append((origin, lease))
+        if not self._flushes:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Nothing overtakes what an earlier connection has left undecided."""
+        self._flushes = False
+        if not self.is_ready or self._undecided:
+            return
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, []
+            self._send(*self._submitted(outgoing))
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, []
+            self._send(Cancelled(CANCELLED, cancelled), ())
+        if self._read:
+            read, self._read = self._read, []
+            self._send(Read(READ, read), ())
+        self.record.pending = len(self._open)
+
+    def _submitted(self, outgoing: list[_Open]) -> tuple[Submitted, list[memoryview | bytes]]:
+        """Each by handle if its model shares our memory, else with the bytes, which stay ours until the answer."""
+        frames: list[memoryview | bytes] = []
+        requests: list[tuple[Request, int]] = []
+        record = self.record
+        for one in outgoing:
+            request, own = one.request, one.frames
+            if not own and self.catalogue.shares_memory(request.model, request.version):
+                record.requests_by_shm += 1
+                record.bytes_by_shm += sum(
+                    [ref.place.nbytes for ref in request.inputs if isinstance(ref.place, Handle)]
+                )
+                requests.append((request, 0))
+                continue
+            own = list(own)
+            request = request._replace(inputs=[self._in_frame(ref, own) for ref in request.inputs])
+            record.requests_by_frames += 1
+            record.bytes_by_frames += sum(map(len, own))
+            requests.append((request, len(own)))
+            frames += own
+        return Submitted(SUBMITTED, requests), frames
+
+    def _in_frame(self, ref: TensorRef, frames: list[memoryview | bytes]) -> TensorRef:
+        if not isinstance(ref.place, Handle):
+            return ref
+        frames.append(self._store.view(*ref.place))
+        return ref._replace(place=len(frames) - 1)
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def _answers(self, message: Answers, frames: Frames) -> None:
+        _check_counts([nframes for _, _, nframes in message.responses], len(frames))
+        position = 0
+        for response, origin, nframes in message.responses:
+            own: Frames = ()
+            if nframes:
+                own = frames[position : position + nframes]
+                position += nframes
+            id = response.request
+            one = self._open.pop(id, None) if response.final else self._open.get(id)
+            if one is None:  # it was given up
+                if response.lease:
+                    self.release(origin, response.lease)
+                continue
+            if response.final:
+                self._undecided.discard(id)
+                if response.retained:
+                    self._retained[id] = one.sink
+            self._count(response.outputs, own)
+            _respond(one, response, origin, own)
+        for id in message.released:
+            sink = self._retained.pop(id, None)
+            if sink is not None:
+                sink.on_inputs_released()
+        self.record.pending = len(self._open)
+
+    def _count(self, outputs: list[TensorRef], frames: Frames) -> None:
+        for ref in outputs:
+            if isinstance(ref.place, Handle):
+                self.record.bytes_by_shm += ref.place.nbytes
+        if frames:
+            self.record.bytes_by_frames += sum(map(len, frames))
+
+    def _decide(self, fate: Fate) -> None:
+        """Those that are neither to be sent again nor lost will be answered; what of them is wanted no more is said
+        again, since that may have been lost, too."""
+        undecided, self._undecided = self._undecided, set()
+        self._fail(undecided.intersection(fate.lost))
+        again = [self._open[id] for id in sorted(undecided.intersection(fate.again))]
+        for one in again:
+            if one.cancelled:  # nobody has begun, and nobody needs to
+                self._end(one, RequestCancelled(""))
+        self._outgoing = [one for one in again if not one.cancelled] + self._outgoing
+        self._cancelled = [id for id, one in self._open.items() if one.cancelled]
+        self._flush_soon()
+
+    def _fail(self, ids: set[int]) -> None:
+        for id in sorted(ids & self._open.keys()):
+            one = self._open[id]
+            model = one.request.model
+            self._end(
+                one, Unavailable(f"a request for model '{model}' was lost, and may have been executed: {_NO_BROKER}")
+            )
+
+    def _end(self, one: _Open, error: ServingError) -> None:
+        del self._open[one.request.id]
+        _respond(one, Response(one.request.id, [], error=(int(error.kind), str(error))), "", ())
+        self.record.pending = len(self._open)
+
+    def _fetch(self, message: Fetch) -> None:
+        try:
+            frames = [self._store.view(*handle) for handle in message.handles]
+        except BadHandle as fault:
+            self._send(Fetched(FETCHED, message.number, str(fault)), ())
+        else:
+            self._send(Fetched(FETCHED, message.number), frames)
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    def _learn(self, message: Catalogue) -> None:
+        """The first one has all the models, the next ones what has changed."""
+        if self._knows_all:
+            self.catalogue.update(message.models)
+        else:
+            self.catalogue.replace(message.models)
+            self._knows_all = self._serves = True
+            if self._outgoing or self._cancelled or self._read:
+                self._flush_soon()
+        self._hosts = message.hosts
+
+    def signature(self, model: str, version: int) -> Signature:
+        self._refuse_unknowing()
+        return self.catalogue.signature(model, version)
+
+    def versions(self, model: str) -> list[int]:
+        self._refuse_unknowing()
+        return self.catalogue.versions(model)
+
+    def _refuse_unknowing(self) -> None:
+        """What was known of a broker that is lost may still be true, and a client that asks again learns no more."""
+        if not self._serves and not self._knows_all:
+            raise Unavailable(_NO_BROKER)
+
+    def live(self) -> bool:
+        return True
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def ready(self, done: Callable[[bool], None]) -> None:
+        self._ask_ready("", -1, done)
+
+    def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
+        if self.is_ready and self.catalogue.may_be_ready(model, version):
+            self._ask_ready(model, version, done)
+        else:
+            done(False)
+
+    def _ask_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
+        ask = Ask(ASK, 0, "ready", model, version)
+        self._ask(ask, lambda said: done(isinstance(said, Said) and said.ready))
+
+    def statistics(self, model: str, version: int, done: OnStatistics) -> None:
+        ask = Ask(ASK, 0, "statistics", model, version)
+        self._ask(ask, lambda said: done(said.statistics if isinstance(said, Said) else said))
+
+    def index(self, ready: bool, done: OnIndex) -> None:
+        ask = Ask(ASK, 0, "index", ready=ready)
+        self._ask(ask, lambda said: done(said.rows if isinstance(said, Said) else said))
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], done: Done) -> None:
+        ask = Ask(ASK, 0, "load", model, config=config, files=dict(files))
+        self._ask(ask, lambda said: done(None if isinstance(said, Said) else said), timeout_s=None)
+
+    def unload(self, model: str, unload_dependents: bool, done: Done) -> None:
+        ask = Ask(ASK, 0, "unload", model, unload_dependents=unload_dependents)
+        self._ask(ask, lambda said: done(None if isinstance(said, Said) else said), timeout_s=None)
+
+    def _ask(self, ask: Ask, then: Then, timeout_s: float | None = TIMEOUT_S) -> None:
+        if self.is_ready:
+            self._questions.ask(ask, then, timeout_s)
+        else:
+            then(Unavailable(_NO_BROKER))
+
+    def check(self) -> None:
+        """Raises AssertionError if the books are not in order."""
+        self.catalogue.check()
+        assert not self._open.keys() & self._retained.keys()
+        assert self._undecided <= self._open.keys()
+        assert all(one.request.id in self._open for one in self._outgoing)
+
+
+def _respond(one: _Open, response: Response, origin: str, frames: Frames) -> None:
+    try:
+        one.sink.on_response(response, origin, frames)
+    except Exception as fault:  # of one front's one request: those behind it must have their answers
+        log.error("an answer was lost", request_id=one.request.request_id, exc_info=fault)
+
+
+def _check_counts(counts: list[int], nframes: int) -> None:
+    """Raises ProtocolError unless the frames of a message are those that its items speak of."""
+    if min(counts, default=0) < 0 or sum(counts) != nframes:
+        raise ProtocolError(f"{nframes} frames came, for items that have {sum(counts)}")
+
+
+def _unreachable(model: str) -> Unavailable:
+    return Unavailable(f"model '{model}' cannot be asked now: {_NO_BROKER}")
