@@ -138,7 +138,7 @@ class ModelControl:
             for version in generation.versions:
                 actions += self._fill(version)
             self._bring_back(line.model)
-            if self._serving.is_settled(line.model):
+            if self._serving.is_settled(line.model) or not line.orders:
                 return actions + self._next(line, None)
             line.generation, line.settles_until = None, now + _SETTLE_NS
             return actions

@@ -67,7 +67,7 @@ class Hosts:
 
     def leaves(self, event: HostLeaves, now: int) -> list[Action]:
         self._going[event.host] = None
-        return self._withdraw(event.host, now)
+        return self._withdraw(event.host, now) + self._fail_hopeless(now)
 
     def lost(self, event: HostLost, now: int) -> list[Action]:
         host = event.host
@@ -75,8 +75,12 @@ class Hosts:
         actions = self._withdraw(host, now)
         for key in self._roster.on(host):
             actions += self._died(StubDied(key, -9, None, lost=True), now)
+        return actions + self._fail_hopeless(now)
+
+    def _fail_hopeless(self, now: int) -> list[Action]:
+        actions: list[Action] = []
         for version in self._registry:
-            if version.state is not VersionState.LOADING and version.plan is None:
+            if version.plan is None:
                 actions += self._recovery.fail_hopeless(version, now)
         return actions
 
@@ -117,6 +121,7 @@ class Hosts:
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         for version in self._registry:
-            for instance in (*version.instances, *version.joining, *version.arriving):
-                assert instance.host in self._table, instance.host
+            if version.state in (VersionState.LOADING, VersionState.READY):
+                for instance in (*version.instances, *version.joining, *version.arriving):
+                    assert instance.host in self._table, instance.host
             assert not version.arriving or version.plan is None

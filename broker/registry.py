@@ -80,6 +80,15 @@ class Registry:
         for versions in self._models.values():
             yield from versions.values()
 
+    def listed(self) -> Iterator[ModelVersion]:
+        """Those with a row."""
+        return self._rows()
+
+    @property
+    def failures(self) -> set[str]:
+        """The models that could not be read, or had nothing to load."""
+        return self._failures
+
     def serving(self) -> list[ModelVersion]:
         return [one for one in self._rows() if one.state is VersionState.READY]
 

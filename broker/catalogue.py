@@ -1,0 +1,72 @@
+"""What gateways are told of the models: all of it as they join, then what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from broker.membership import Member, Membership
+from broker.model import ModelVersion, VersionState
+from broker.queue import Frames
+from broker.registry import Registry
+from protocol.services import CATALOGUE, STUB_HOST, Catalogue, Row, ToService
+
+Rows = Mapping[str, list[Row]]
+
+
+class _Told:
+    """What one gateway knows; ``models`` None: nothing."""
+
+    def __init__(self, domain: str) -> None:
+        self.domain = domain
+        self.models: Rows | None = None
+        self.hosts: list[str] = []
+
+
+class Catalogues:
+    def __init__(
+        self, registry: Registry, membership: Membership, send: Callable[[str, ToService, Frames], bool]
+    ) -> None:
+        self._registry = registry
+        self._membership = membership
+        self._send = send
+        self._gateways: dict[str, _Told] = {}
+
+    def joined(self, member: Member) -> None:
+        self._gateways[member.service] = _Told(member.domain)
+        self.push()
+
+    def gone(self, service: str) -> None:
+        self._gateways.pop(service, None)
+
+    def push(self) -> None:
+        """Whenever something may have changed."""
+        hosts = [member.service for member in self._membership.of_role(STUB_HOST)]
+        by_domain: dict[str, Rows] = {}
+        for service, told in self._gateways.items():
+            if told.domain not in by_domain:
+                by_domain[told.domain] = self._rows(told.domain)
+            rows, former = by_domain[told.domain], told.models or {}
+            changed = {model: of for model, of in rows.items() if former.get(model) != of}
+            changed.update({model: [] for model in former if model not in rows})
+            if changed or hosts != told.hosts or told.models is None:
+                told.models, told.hosts = rows, hosts
+                self._send(service, Catalogue(CATALOGUE, changed, hosts), ())
+
+    def _rows(self, domain: str) -> Rows:
+        """As a gateway of this domain sees them."""
+        rows: dict[str, list[Row]] = {model: [] for model in self._registry.failures}
+        for version in self._registry.listed():
+            rows.setdefault(version.name, []).append(self._row(version, domain))
+        return {model: of or [Row(-1, VersionState.UNAVAILABLE.value)] for model, of in rows.items()}
+
+    def _row(self, version: ModelVersion, domain: str) -> Row:
+        state = version.state.value
+        if version.state is not VersionState.READY:
+            return Row(version.version, state)
+        hosts = {
+            instance.host
+            for part in self._registry.with_models(version)
+            for instance in (*part.instances, *part.joining, *part.arriving)
+        }
+        shared = all(self._membership.domains.of(host) == domain for host in hosts)
+        return Row(version.version, state, version.signature, shared)

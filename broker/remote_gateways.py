@@ -1,0 +1,283 @@
+"""Gateways that have joined: their requests on the way to the core, its answers on the way back.
+
+What goes to a gateway in one turn of the event loop leaves as one message. Responses that refer to memory which it does
+not share wait until the bytes are there, and with them the later ones of the same request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from broker.catalogue import Catalogues
+from broker.events import LoadModel, Override, UnloadModel
+from broker.fetches import Fetches, owner_of
+from broker.membership import Member, Membership
+from broker.queue import Frames
+from broker.server import BrokerServer
+from broker.statistics import statistics
+from protocol.errors import ErrorKind, InvalidArgument, ProtocolError, ServingError
+from protocol.messages import Handle, Response
+from protocol.services import (
+    ANSWERS,
+    COUNTER_BITS,
+    SAID,
+    Answers,
+    Ask,
+    Cancelled,
+    Read,
+    Said,
+    Submitted,
+    ToService,
+    first_request,
+)
+
+log = structlog.get_logger()
+
+SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
+
+
+Say = Callable[..., None]  # with an error, or with None and what was asked for
+_SAID = partial(Said, SAID, 0)
+_NOTHING = _SAID()
+
+
+class _Answer(NamedTuple):
+    response: Response
+    origin: str
+    frames: Frames
+
+
+class _Gateway:
+    """``living`` are its requests without a final response, ``unread`` the responses whose outputs it looks at."""
+
+    def __init__(self, member: Member) -> None:
+        self.service = member.service
+        self.domain = member.domain
+        self.series = first_request(member.service) >> COUNTER_BITS
+        self.living: set[int] = set()
+        self.unread: set[tuple[str, int]] = set()
+        self.responses: list[tuple[Response, str, int]] = []
+        self.frames: list[memoryview | bytes] = []
+        self.released: list[int] = []
+        self.held: dict[int, deque[_Answer]] = {}  # by request; the first of each waits for its bytes
+
+
+class _Sink:
+    """Of one request: the broker's ReplySink."""
+
+    __slots__ = ("_gateway", "_gateways", "_id")
+
+    def __init__(self, gateways: RemoteGateways, gateway: _Gateway, id: int) -> None:
+        self._gateways = gateways
+        self._gateway = gateway
+        self._id = id
+
+    def on_response(self, response: Response, origin: str, frames: Frames) -> None:
+        self._gateways.answer(self._gateway, _Answer(response, origin, frames))
+
+    def on_inputs_released(self) -> None:
+        self._gateways.inputs_released(self._gateway, self._id)
+
+
+class RemoteGateways:
+    def __init__(
+        self, server: BrokerServer, membership: Membership, fetches: Fetches, catalogues: Catalogues, send: SendTo
+    ) -> None:
+        self._server = server
+        self._membership = membership
+        self._fetches = fetches
+        self._catalogues = catalogues
+        self._send_to = send
+        self._gateways: dict[str, _Gateway] = {}
+        self._asks: dict[str, Callable[[Ask, Say], None]] = {
+            "ready": self._ask_ready,
+            "statistics": self._ask_statistics,
+            "index": self._ask_index,
+            "load": self._ask_load,
+            "unload": self._ask_unload,
+        }
+        self._dirty: dict[_Gateway, None] = {}  # something leaves for them at the end of the turn; an ordered set
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def joined(self, member: Member) -> None:
+        self._gateways[member.service] = _Gateway(member)
+        self._catalogues.joined(member)
+
+    def series(self) -> dict[int, str]:
+        """By the bits of Request.id that say whose it is: the domain of the gateway."""
+        return {gateway.series: gateway.domain for gateway in self._gateways.values()}
+
+    def gone(self, service: str) -> None:
+        """Nobody wants its requests any more, nor what it has had on lease."""
+        gateway = self._gateways.pop(service, None)
+        self._catalogues.gone(service)
+        if gateway is None:
+            return
+        self._dirty.pop(gateway, None)
+        for id in list(gateway.living):
+            self._server.cancel(id)
+        for held in gateway.held.values():
+            gateway.unread.update((one.origin, one.response.lease) for one in held if one.response.lease)
+        for origin, lease in gateway.unread:
+            self._server.release(origin, lease)
+
+    # --- what they say ----------------------------------------------------------------------------------------------
+
+    def submitted(self, service: str, message: Submitted, frames: list[memoryview]) -> None:
+        """Raises ProtocolError."""
+        gateway = self._gateways[service]
+        start = 0
+        for request, count in message.requests:
+            if request.id >> COUNTER_BITS != gateway.series or request.id in gateway.living:
+                raise ProtocolError(f"request id {request.id} is not free for its gateway")
+            own = frames[start : start + count]
+            start += count
+            if any(not isinstance(one.place, Handle) and not 0 <= one.place < count for one in request.inputs):
+                raise ProtocolError(f"request {request.id} has an input without its frame")
+            gateway.living.add(request.id)
+            self._server.submit(request, own, _Sink(self, gateway, request.id))
+
+    def cancelled(self, service: str, message: Cancelled) -> None:
+        living = self._gateways[service].living
+        for id in message.requests:
+            if id in living:
+                self._server.cancel(id)
+
+    def read(self, service: str, message: Read) -> None:
+        gateway = self._gateways[service]
+        for lease in message.leases:
+            if lease in gateway.unread:
+                gateway.unread.remove(lease)
+                self._server.release(*lease)
+
+    def ask(self, service: str, message: Ask) -> None:
+        """Never raises: what cannot be told is told so."""
+
+        def say(error: ServingError | None = None, said: Said = _NOTHING) -> None:
+            told = None if error is None else (int(error.kind), str(error))
+            self._catalogues.push()  # whoever has loaded a model finds it
+            self._send_to(service, said._replace(number=message.number, error=told), ())
+
+        try:
+            ask = self._asks.get(message.operation)
+            if ask is None:
+                raise InvalidArgument(f"there is no operation '{message.operation}'")
+            ask(message, say)
+        except ServingError as error:
+            say(error)
+
+    def _ask_ready(self, message: Ask, say: Say) -> None:
+        """Raises NotFound."""
+        if message.model:
+            self._server.model_ready(message.model, message.version, lambda ready: say(None, _SAID(ready=ready)))
+        else:
+            self._server.ready(lambda ready: say(None, _SAID(ready=ready)))
+
+    def _ask_statistics(self, message: Ask, say: Say) -> None:
+        """Raises InvalidArgument."""
+        found = self._server.core.registry.select(message.model, message.version)
+        say(None, _SAID(statistics=[statistics(one) for one in found]))
+
+    def _ask_index(self, message: Ask, say: Say) -> None:
+        self._server.index(message.ready, lambda rows: say(None, _SAID(rows=rows)))
+
+    def _ask_load(self, message: Ask, say: Say) -> None:
+        override = None if message.config is None and not message.files else Override(message.config, message.files)
+        self._server.post(LoadModel(message.model, override, say))
+
+    def _ask_unload(self, message: Ask, say: Say) -> None:
+        self._server.post(UnloadModel(message.model, message.unload_dependents, say))
+
+    # --- what they are told -----------------------------------------------------------------------------------------
+
+    def answer(self, gateway: _Gateway, answer: _Answer) -> None:
+        response = answer.response
+        if self._gateways.get(gateway.service) is not gateway:  # it is gone
+            if response.lease:
+                self._server.release(answer.origin, response.lease)
+            return
+        if response.final:
+            gateway.living.discard(response.request)
+        held = gateway.held.get(response.request)
+        if held is not None:
+            held.append(answer)
+        else:
+            self._answer_now(gateway, answer)
+
+    def _answer_now(self, gateway: _Gateway, answer: _Answer) -> None:
+        foreign = self._foreign(gateway, answer.response)
+        if not foreign:
+            self._put(gateway, answer)
+            return
+        id = answer.response.request
+        gateway.held.setdefault(id, deque()).appendleft(answer)
+        self._fetches.begin(foreign, lambda found: self._fetched(gateway, id, foreign, found))
+
+    def _foreign(self, gateway: _Gateway, response: Response) -> list[Handle]:
+        of = self._membership.domains.of
+        places = [output.place for output in response.outputs]
+        return [one for one in places if isinstance(one, Handle) and of(owner_of(one)) != gateway.domain]
+
+    def _fetched(self, gateway: _Gateway, id: int, foreign: list[Handle], found: list[memoryview | bytes]) -> None:
+        if self._gateways.get(gateway.service) is not gateway:
+            return
+        held = gateway.held.pop(id)
+        self._put(gateway, self._with_frames(held.popleft(), dict(zip(foreign, found, strict=True))))
+        while held and id not in gateway.held:
+            self._answer_now(gateway, held.popleft())
+        if held:
+            gateway.held[id].extend(held)
+
+    def _with_frames(self, answer: _Answer, found: dict[Handle, memoryview | bytes]) -> _Answer:
+        """Nothing is on lease any more: the bytes are here."""
+        response, origin, frames = answer.response, answer.origin, list(answer.frames)
+        if any(len(frame) != handle.nbytes for handle, frame in found.items()):
+            lost = (int(ErrorKind.INTERNAL), "the outputs were lost with their stub host")
+            response = response._replace(outputs=[], error=response.error or lost)
+        outputs = []
+        for output in response.outputs:
+            if isinstance(output.place, Handle) and output.place in found:
+                frames.append(found[output.place])
+                output = output._replace(place=len(frames) - 1)
+            outputs.append(output)
+        if response.lease and not any(isinstance(output.place, Handle) for output in outputs):
+            self._server.release(origin, response.lease)
+            response = response._replace(lease=0)
+        return _Answer(response._replace(outputs=outputs), origin, frames)
+
+    def _put(self, gateway: _Gateway, answer: _Answer) -> None:
+        response, origin, frames = answer
+        if response.lease:
+            gateway.unread.add((origin, response.lease))
+        gateway.responses.append((response, origin, len(frames)))
+        gateway.frames.extend(frames)
+        self._has_news(gateway)
+
+    def inputs_released(self, gateway: _Gateway, id: int) -> None:
+        gateway.released.append(id)
+        self._has_news(gateway)
+
+    def _has_news(self, gateway: _Gateway) -> None:
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty[gateway] = None
+
+    def _flush(self) -> None:
+        for gateway in self._dirty:
+            responses, frames, released = gateway.responses, gateway.frames, gateway.released
+            gateway.responses, gateway.frames, gateway.released = [], [], []
+            self._send_to(gateway.service, Answers(ANSWERS, responses, released), frames)
+        self._dirty = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no final response yet, for the gateways that there are."""
+        return sum(len(gateway.living) for gateway in self._gateways.values())

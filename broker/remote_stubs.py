@@ -1,0 +1,244 @@
+"""Stubs on stub hosts: the broker's Stubs (stubs.py) by way of the services that have started them.
+
+What goes to the stubs of a host in one turn of the event loop leaves as one message. A message that refers to memory
+which the host does not share waits until the bytes are there, and with it what comes after it for the same stub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from broker.events import Event, Send, Spawn, StubDied, StubSaid, Watch
+from broker.fetches import Fetches, owner_of
+from broker.membership import Membership
+from broker.model import VersionSource
+from broker.queue import Frames
+from broker.router import Unreachable
+from broker.stubs import Heard, replace_handles
+from protocol.codec import encode
+from protocol.messages import FAILED, Answered, Execute, Failed, Handle, TensorRef, ToStub
+from protocol.services import (
+    COUNTER_BITS,
+    START,
+    STOP,
+    TO_STUBS,
+    Died,
+    FromStubs,
+    Start,
+    Stop,
+    ToService,
+    ToStubs,
+)
+
+log = structlog.get_logger()
+
+SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
+_Buffers = list[memoryview | bytes]
+
+
+class _Outbox:
+    """What leaves for one host at the end of the turn."""
+
+    __slots__ = ("frames", "messages")
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, bytes, int]] = []
+        self.frames: _Buffers = []
+
+
+class RemoteStubs:
+    """``key`` is of a socket of a stub: that of a process the model has forked has a suffix after a slash."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        fetches: Fetches,
+        send: SendTo,
+        files: Callable[[VersionSource], dict[str, bytes]],
+        post: Callable[[Event], None],
+    ) -> None:
+        """``files`` are those of a model that lies in no repository; ``post`` has the core told."""
+        self._membership = membership
+        self._fetches = fetches
+        self._send_to = send
+        self._files = files
+        self._post = post
+        self._hosts: dict[str, str] = {}  # by the key of a process that was started there
+        self._outboxes: dict[str, _Outbox] = {}
+        self._held: dict[str, deque[Send]] = {}  # by the key of a socket, the first is waiting for its bytes
+        self.gateway_domains: dict[int, str] = {}  # by the bits of Request.id that say which gateway
+
+    def start(self, heard: Heard, done: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard = heard
+        self.done = done
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def spawn(self, order: Spawn) -> None:
+        source = order.source
+        self._hosts[order.key] = order.host
+        start = Start(
+            START,
+            order.key,
+            order.title,
+            source.model,
+            source.version,
+            order.instance,
+            source.files,
+            source.directory,
+            order.environment,
+            self._files(source),
+        )
+        self._send_to(order.host, start, ())
+
+    def kill(self, key: str) -> None:
+        self._stop(key, abort=False)
+
+    def abort(self, key: str) -> None:
+        self._stop(key, abort=True)
+
+    def _stop(self, key: str, abort: bool) -> None:
+        key = _process(key)
+        host = self._hosts.get(key)
+        if host is not None:
+            self._flush_host(host)
+            self._send_to(host, Stop(STOP, key, abort), ())
+
+    def host_lost(self, host: str) -> None:
+        """The core has been told."""
+        self._outboxes.pop(host, None)
+        for key in [key for key, of in self._hosts.items() if of == host]:
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        del self._hosts[key]
+        for socket in [socket for socket in self._held if _process(socket) == key]:
+            del self._held[socket]
+
+    # --- what they say ----------------------------------------------------------------------------------------------
+
+    def from_stubs(self, host: str, message: FromStubs, frames: list[memoryview]) -> None:
+        start = 0
+        for key, header, count in message.messages:
+            if self._hosts.get(_process(key)) == host:
+                self._heard(key, memoryview(header), frames[start : start + count])
+            start += count
+
+    def died(self, host: str, message: Died) -> None:
+        key = message.key
+        if self._hosts.get(key) != host:
+            return
+        if message.error is not None:
+            self._post(StubSaid(key, Failed(FAILED, *message.error), ()))
+        self._forget(key)
+        self._post(StubDied(key, message.status, message.inside))
+
+    def watch(self, action: Watch) -> None:
+        """Its host does."""
+
+    def hear_out(self, key: str) -> int | None:
+        raise NotImplementedError  # ``died`` says it
+
+    # --- what they are told -----------------------------------------------------------------------------------------
+
+    def send(self, action: Send) -> None:
+        """Raises Unreachable."""
+        held = self._held.get(action.key)
+        if held is not None:
+            held.append(action)
+            return
+        host = self._hosts.get(_process(action.key))
+        if host is None:
+            raise Unreachable
+        self._send_on(host, action)
+
+    def _send_on(self, host: str, action: Send) -> None:
+        member = self._membership.get(host)
+        if member is None:
+            return
+        key, message, frames, shared = action
+        foreign = self._foreign(message, member.domain if shared else None)
+        if foreign:
+            self._held.setdefault(key, deque()).appendleft(action)
+            self._fetches.begin(foreign, lambda found: self._fetched(key, action, foreign, found))
+            return
+        if type(message) is Execute:
+            message = self._with_inline(message, member.domain if shared else None)
+        self._put(host, key, message, frames)
+
+    def _foreign(self, message: ToStub, domain: str | None) -> list[Handle]:
+        """The places that its reader cannot look at; None shares with nobody."""
+        of = self._membership.domains.of
+        return [handle for handle in _handles(message) if domain is None or of(owner_of(handle)) != domain]
+
+    def _with_inline(self, message: Execute, domain: str | None) -> Execute:
+        """Says for which requests the outputs are to be in frames: their gateway is of another domain."""
+        domains = self.gateway_domains
+        inline = [
+            request.id
+            for batch in message.batches
+            for request in batch.requests
+            if request.id > 0 and domains.get(request.id >> COUNTER_BITS) != domain
+        ]
+        return message._replace(inline=inline) if inline else message
+
+    def _fetched(self, key: str, action: Send, foreign: list[Handle], found: _Buffers) -> None:
+        held = self._held.get(key)
+        if not held or held[0] is not action:  # the stub is dead
+            return
+        places = dict(zip(foreign, found, strict=True))
+        frames = list(action.frames)
+
+        def inlined(handle: Handle) -> Handle | int:
+            frame = places.get(handle)
+            if frame is None:
+                return handle
+            frames.append(frame)
+            return len(frames) - 1
+
+        held[0] = action._replace(message=replace_handles(action.message, inlined), frames=frames)
+        waiting = self._held.pop(key)
+        host = self._hosts[_process(key)]
+        while waiting and key not in self._held:
+            self._send_on(host, waiting.popleft())
+        if waiting:
+            self._held[key].extend(waiting)
+
+    def _put(self, host: str, key: str, message: ToStub, frames: Frames) -> None:
+        outbox = self._outboxes.get(host)
+        if outbox is None:
+            outbox = self._outboxes[host] = _Outbox()
+            if len(self._outboxes) == 1:
+                self._loop.call_soon(self._flush)
+        outbox.messages.append((key, encode(message), len(frames)))
+        outbox.frames.extend(frames)
+
+    def _flush(self) -> None:
+        for host in list(self._outboxes):
+            self._flush_host(host)
+
+    def _flush_host(self, host: str) -> None:
+        outbox = self._outboxes.pop(host, None)
+        if outbox is not None:
+            self._send_to(host, ToStubs(TO_STUBS, outbox.messages), outbox.frames)
+
+    def close(self) -> None:
+        self._flush()
+
+
+def _process(key: str) -> str:
+    return key.partition("/")[0] if "/" in key else key
+
+
+def _handles(message: ToStub) -> list[Handle]:
+    tensors: list[TensorRef] = []
+    if isinstance(message, Execute):
+        tensors = [tensor for batch in message.batches for request in batch.requests for tensor in request.inputs]
+    elif isinstance(message, Answered):
+        tensors = message.response.outputs
+    return [tensor.place for tensor in tensors if isinstance(tensor.place, Handle)]

@@ -1,0 +1,214 @@
+"""The broker's end of the bus between services: who has joined, who says what, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import structlog
+
+from broker.catalogue import Catalogues
+from broker.events import HostJoined, HostLeaves, HostLost
+from broker.fetches import Fetches
+from broker.membership import HasJoined, IsGone, IsLeaving, Membership, Outcome, Tell, WasRefused
+from broker.queue import Frames
+from broker.remote_gateways import RemoteGateways
+from broker.remote_stubs import RemoteStubs
+from broker.router import DoesNotRead, Unreachable
+from broker.server import BrokerServer
+from protocol.codec import decode_from_service, encode
+from protocol.errors import ProtocolError
+from protocol.services import (
+    REFUSED,
+    Ask,
+    Beat,
+    Cancelled,
+    Died,
+    Fetched,
+    FromStubs,
+    Holds,
+    Join,
+    Leave,
+    Proved,
+    Read,
+    Refused,
+    Submitted,
+    ToService,
+    Unanswered,
+)
+
+log = structlog.get_logger()
+
+_TICKS_IN_A_BEAT = 2
+
+
+class Link(Protocol):
+    """A ROUTER that all services dial."""
+
+    def send(self, service: str, header: bytes, frames: Sequence[memoryview | bytes] = ()) -> None:
+        """Raises Unreachable and DoesNotRead (router.py)."""
+
+    def drop(self, service: str) -> None: ...
+
+
+class ServiceBus:
+    """Knows services by their ids. What one says before it has joined, or after it is gone, is not listened to."""
+
+    def __init__(self, link: Link, membership: Membership, beat_ns: int) -> None:
+        self._link = link
+        self._membership = membership
+        self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
+        self._timer: asyncio.TimerHandle | None = None
+        self._outcomes: dict[type, Callable[[Any], object]] = {
+            Tell: lambda tell: self.send(tell.service, tell.message, ()),
+            HasJoined: self._joined,
+            IsLeaving: self._leaves,
+            IsGone: self._gone,
+            WasRefused: self._refused,
+        }
+        self.fetches = Fetches(lambda service, message: self.send(service, message, ()))
+
+    def start(self, server: BrokerServer, stubs: RemoteStubs, gateways: RemoteGateways, catalogues: Catalogues) -> None:
+        """On the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._server = server
+        self._stubs = stubs
+        self._gateways = gateways
+        self._catalogues = catalogues
+        self._from_gateways: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
+            Submitted: gateways.submitted,
+            Cancelled: lambda service, message, frames: gateways.cancelled(service, message),
+            Read: lambda service, message, frames: gateways.read(service, message),
+            Ask: lambda service, message, frames: gateways.ask(service, message),
+            Unanswered: self._unanswered,
+        }
+        self._from_hosts: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
+            FromStubs: stubs.from_stubs,
+            Died: lambda service, message, frames: stubs.died(service, message),
+            Holds: self._holds,
+        }
+        gateways.start()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- what comes in ----------------------------------------------------------------------------------------------
+
+    def heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
+        now = time.monotonic_ns()
+        try:
+            message = decode_from_service(header)
+            self._membership.heard(service, now)
+            if isinstance(message, Join):
+                self._follow(self._membership.joins(service, message, now))
+            elif isinstance(message, Proved):
+                self._follow(self._membership.proved(service, message))
+            elif isinstance(message, Leave):
+                self._follow(self._membership.leaves(service, message))
+            elif isinstance(message, Fetched):
+                self.fetches.fetched(service, message, frames)
+            elif not isinstance(message, Beat):
+                self._hear(service, message, frames)
+        except ProtocolError as fault:
+            log.error("a service broke the protocol", service=service, cause=str(fault))
+            self.send(service, Refused(REFUSED, str(fault)), ())
+            self._follow(self._membership.expel(service, "it broke the protocol"))
+
+    def _hear(self, service: str, message: Any, frames: list[memoryview]) -> None:
+        """Raises ProtocolError."""
+        member = self._membership.get(service)
+        if member is None:
+            return
+        handlers = self._from_gateways if member.is_gateway else self._from_hosts
+        handle = handlers.get(type(message))
+        if handle is None:
+            raise ProtocolError(f"a {member.join.role} does not say {type(message).__name__}")
+        handle(service, message, frames)
+
+    def done(self) -> None:
+        """What came together is told."""
+        self._stubs.done()
+
+    def hung_up(self, service: str) -> None:
+        """Its connection has ended, and what was under way is lost."""
+        self._follow(self._membership.expel(service, "its connection has ended"))
+
+    def _unanswered(self, service: str, message: Unanswered, frames: list[memoryview]) -> None:
+        raise NotImplementedError
+
+    def _holds(self, service: str, message: Holds, frames: list[memoryview]) -> None:
+        raise NotImplementedError
+
+    # --- who is there -----------------------------------------------------------------------------------------------
+
+    def _follow(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self._outcomes[type(outcome)](outcome)
+
+    @staticmethod
+    def _refused(refused: WasRefused) -> None:
+        join = refused.join
+        log.warning("a service was refused", role=join.role, name=join.name, cause=refused.reason)
+
+    def _joined(self, joined: HasJoined) -> None:
+        member = joined.member
+        service, join = member.service, member.join
+        shared = member.domain != service
+        log.info("a service has joined", role=join.role, name=join.name, service=service, shares_memory=shared)
+        if member.is_gateway:
+            self._gateways.joined(member)
+            self._stubs.gateway_domains = self._gateways.series()
+        else:
+            self._server.post(HostJoined(service, tuple(join.models), tuple(join.gpus)))
+
+    def _leaves(self, leaving: IsLeaving) -> None:
+        member = leaving.member
+        service = member.service
+        log.info("a service is leaving", role=member.join.role, name=member.join.name, service=service)
+        if member.is_gateway:
+            self._follow(self._membership.dismiss(service))
+        else:
+            self._server.post(HostLeaves(service))
+
+    def dismiss(self, host: str) -> None:
+        """Nothing runs on it any more."""
+        self._follow(self._membership.dismiss(host))
+
+    def _gone(self, gone: IsGone) -> None:
+        member, lost, cause = gone
+        service, join = member.service, member.join
+        if lost:
+            log.error("a service is lost", role=join.role, name=join.name, service=service, cause=cause)
+        else:
+            log.info("a service has left", role=join.role, name=join.name, service=service)
+        if member.is_gateway:
+            self._gateways.gone(service)
+            self._stubs.gateway_domains = self._gateways.series()
+        else:
+            self._server.post(HostLost(service))
+            self._stubs.host_lost(service)
+        self.fetches.gone(service)
+        if lost:
+            self._link.drop(service)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        self._follow(self._membership.tick(time.monotonic_ns()))
+        self._catalogues.push()
+
+    # --- what goes out ----------------------------------------------------------------------------------------------
+
+    def send(self, service: str, message: ToService, frames: Frames) -> bool:
+        """False if it cannot be reached; it is lost then."""
+        try:
+            self._link.send(service, encode(message), frames)
+        except (DoesNotRead, Unreachable) as fault:
+            cause = "it does not read its messages" if isinstance(fault, DoesNotRead) else "it cannot be reached"
+            self._loop.call_soon(lambda: self._follow(self._membership.expel(service, cause)))
+            return False
+        self._membership.said(service, time.monotonic_ns())
+        return True
