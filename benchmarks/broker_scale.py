@@ -16,7 +16,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from broker.core import Core
-from broker.events import Action, Cancelled, Event, LoadModels, Send, Spawn, StubSaid, Submitted
+from broker.events import Action, ClientGone, Event, LoadModels, Send, Spawn, StubSaid, Submitted
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import BrokerSettings
@@ -181,7 +181,7 @@ def cancels(depth: int, requests: int) -> Iterator[int]:
         answered = stand.answer(stand.keys[0])
         for id in [stand.submit("0") for _ in range(4 * answered)]:
             if id % 4:
-                stand.handle(Cancelled(id))
+                stand.handle(ClientGone(id))
         stand.turn()
         seen += 4 * answered
     yield seen
@@ -197,7 +197,7 @@ def cancelled_queue(depth: int, requests: int) -> Iterator[int]:
     while seen < requests:
         ids = [stand.submit("0") for _ in range(depth)]
         for id in ids:
-            stand.handle(Cancelled(id))
+            stand.handle(ClientGone(id))
         for _ in range(4):
             stand.submit("0")
             stand.turn()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from broker.answering import refusal
@@ -10,7 +9,7 @@ from broker.calls import Calls, call_failed, not_ready
 from broker.events import Action, Send
 from broker.model import ModelVersion
 from broker.queue import Caller, Frames
-from broker.readiness import Then
+from broker.readiness import Ask
 from broker.registry import Registry
 from broker.requests import Requests
 from broker.roster import Roster
@@ -28,7 +27,7 @@ class ArrivingCalls:
         roster: Roster,
         calls: Calls,
         requests: Requests,
-        ask_ready: Callable[[ModelVersion, int, Then], list[Action]],
+        ask_ready: Ask,
     ) -> None:
         self._registry = registry
         self._roster = roster

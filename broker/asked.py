@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from broker.control import ModelControl
 from broker.events import (
     Action,
@@ -19,10 +17,9 @@ from broker.events import (
 )
 from broker.instance import InstanceState
 from broker.load_lines import NOT_READY, LoadLines, OfEveryNamespace, told
-from broker.model import ModelVersion
 from broker.places import candidates
 from broker.queue import Frames
-from broker.readiness import Then
+from broker.readiness import Ask
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.serving import Serving
@@ -32,8 +29,6 @@ from protocol.messages import TOLD, Control, Told
 from protocol.versions import parse_version
 
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
-
-AskReady = Callable[[ModelVersion, int, Then], list[Action]]
 
 
 class Asked:
@@ -47,7 +42,7 @@ class Asked:
         lines: LoadLines,
         serving: Serving,
         control: ModelControl,
-        ask_ready: AskReady,
+        ask_ready: Ask,
     ) -> None:
         self._settings = settings
         self._registry = registry

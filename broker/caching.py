@@ -24,7 +24,7 @@ from protocol.messages import Handle, Response, TensorRef
 ORIGIN = "cache"  # of the leases of cached outputs; no stub has such a key
 
 
-class Asker(Protocol):
+class CachingOwner(Protocol):
     """Of the owner of all requests."""
 
     living: dict[int, tuple[ModelVersion, Pending]]
@@ -55,10 +55,10 @@ class _Held(NamedTuple):
 class Caching:
     """Invariant: a request is in ``_looking`` or ``_held`` while the shell works for it, and is living then."""
 
-    def __init__(self, cache: ResponseCache, registry: Registry, asker: Asker) -> None:
+    def __init__(self, cache: ResponseCache, registry: Registry, owner: CachingOwner) -> None:
         self._cache = cache
         self._registry = registry
-        self._asker = asker
+        self._owner = owner
         self._looking: dict[int, tuple[ModelVersion, Pending]] = {}  # by request id, as all of these
         self._missed: dict[int, _Miss] = {}
         self._held: dict[int, _Held] = {}
@@ -71,7 +71,7 @@ class Caching:
 
     def look_up(self, version: ModelVersion, pending: Pending) -> list[Action]:
         id = pending.request.id
-        self._looking[id] = self._asker.living[id] = (version, pending)
+        self._looking[id] = self._owner.living[id] = (version, pending)
         version.flows += 1
         return [LookUp(pending, _asked_of(version, pending))]
 
@@ -82,7 +82,7 @@ class Caching:
             return [], None
         version, pending = looking
         version.flows -= 1
-        del self._asker.living[event.request]
+        del self._owner.living[event.request]
         record = self._cache.record
         record.lookup_ns += event.took_ns
         if not event.digest:  # its inputs could not be read; the model will say so
@@ -97,7 +97,7 @@ class Caching:
         version.recorder.hit(total_ns, max(0, total_ns - event.took_ns), event.took_ns)
         lease = self._cache.lend(entry)
         response = Response(event.request, list(entry.outputs), lease, None, entry.parameters)
-        return self._asker.answer(version, pending, response, ORIGIN, (), now), None
+        return self._owner.answer(version, pending, response, ORIGIN, (), now), None
 
     def give_up(self, request: int) -> bool:
         """Its client has gone. False if it is answered already, and only its outputs are being copied."""
@@ -133,19 +133,19 @@ class Caching:
             said = Say(
                 "error", "Failed to insert key into response cache", {"model": version.name, "cause": str(error)}
             )
-            return [said, *self._asker.answer(version, pending, response, origin, frames, now)]
+            return [said, *self._owner.answer(version, pending, response, origin, frames, now)]
         if entry is None:
             version.recorder.missed(miss.lookup_ns)
             return None
         self._held[id] = _Held(version, pending, response, origin, frames, entry, miss.lookup_ns)
-        self._asker.living[id] = (version, pending)
+        self._owner.living[id] = (version, pending)
         version.flows += 1
         return [Keep(id, entry.start, response.outputs, frames)]
 
     def kept(self, event: Kept, now: int) -> list[Action]:
         version, pending, response, origin, frames, entry, lookup_ns = self._held.pop(event.request)
         version.flows -= 1
-        del self._asker.living[event.request]
+        del self._owner.living[event.request]
         self._cache.record.insertion_ns += event.took_ns
         version.recorder.missed(lookup_ns + event.took_ns)
         actions: list[Action] = []
@@ -155,7 +155,7 @@ class Caching:
             actions.append(Say("error", "Failed to insert key into response cache", fields))
         else:
             self._cache.fill(entry)
-        return actions + self._asker.answer(version, pending, response, origin, frames, now)
+        return actions + self._owner.answer(version, pending, response, origin, frames, now)
 
     def let_go(self, request: int) -> bool:
         """The model does not look at the inputs any more of a request that it has answered. False if the answer has

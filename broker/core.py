@@ -21,7 +21,7 @@ from broker.dispatcher import Dispatcher
 from broker.events import (
     Action,
     AskedReady,
-    Cancelled,
+    ClientGone,
     DeadlinePassed,
     Event,
     HostJoined,
@@ -164,7 +164,7 @@ class Core:
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {
             Submitted: self._requests.submitted,
-            Cancelled: lambda event, now: self._requests.cancel(event.request, now),
+            ClientGone: lambda event, now: self._requests.cancel(event.request, now),
             OutputsRead: self._outputs_read,
             StubSaid: self._stub_said,
             StubDied: self._stub_died,

@@ -26,7 +26,7 @@ class Submitted(NamedTuple):
     arrived_ns: int
 
 
-class Cancelled(NamedTuple):
+class ClientGone(NamedTuple):
     """The client of this request is gone."""
 
     request: int
@@ -199,7 +199,7 @@ class StopServing(NamedTuple):
 
 Event = Union[
     Submitted,
-    Cancelled,
+    ClientGone,
     OutputsRead,
     StubSaid,
     StubDied,
@@ -295,7 +295,7 @@ class Abort(NamedTuple):
     key: str
 
 
-class Watch(NamedTuple):
+class WatchStatus(NamedTuple):
     """The stub's status word lies in the header of this segment."""
 
     key: str
@@ -322,7 +322,7 @@ class Discard(NamedTuple):
     directory: str
 
 
-class Done(NamedTuple):
+class TellDone(NamedTuple):
     """Call ``asker``."""
 
     asker: Asker
@@ -330,7 +330,7 @@ class Done(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Log. ``level`` is "info", "warning", "error" or "debug"."""
+    """Log. ``level`` is "info", "warning", "error" or "debug", as the methods of structlog are called."""
 
     level: str
     event: str
@@ -338,7 +338,7 @@ class Say(NamedTuple):
 
 
 class ModelSaid(NamedTuple):
-    """Log a line of the model's own, with its file and line."""
+    """Log a line of the model's own, with its file and line; ``level`` is a letter (protocol.messages.Log)."""
 
     level: str
     file: str
@@ -363,12 +363,12 @@ Action = Union[
     Spawn,
     Kill,
     Abort,
-    Watch,
+    WatchStatus,
     Dismiss,
     Say,
     ModelSaid,
     TellReady,
     Poll,
     Discard,
-    Done,
+    TellDone,
 ]

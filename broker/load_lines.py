@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.config_steps import step_models
-from broker.events import Action, Asker, Done, LoadModel, Say, Send, StubAsker
+from broker.events import Action, Asker, LoadModel, Say, Send, StubAsker, TellDone
 from broker.instance import Instance
 from broker.model import Generation, ModelVersion, VersionSource, VersionState
 from broker.places import NOT_FOUND, candidates
@@ -153,7 +153,7 @@ def told(asker: Asker | StubAsker, error: ServingError | None) -> list[Action]:
     if isinstance(asker, Share):
         return asker.whole.answered(error)
     if not isinstance(asker, StubAsker):
-        return [Done(asker, error)]
+        return [TellDone(asker, error)]
     if error is None:
         return [Send(asker.key, Told(TOLD, asker.call, None))]
     text = f"Failed to process the request for model '{asker.instance}', message: {error}"

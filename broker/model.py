@@ -37,7 +37,7 @@ class VersionState(Enum):
 
 UNLOADED = "unloaded"  # the reason of a version that is UNAVAILABLE on purpose
 
-Labels = Mapping[str, tuple[str, ...]]
+OutputLabels = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VersionSource:
     version: int
     directory: str  # <repository>/<model>
     config: ModelConfig
-    labels: Labels = field(default_factory=dict)  # by output, from its label file
+    labels: OutputLabels = field(default_factory=dict)  # by output, from its label file
     refusal: ServingError | None = None  # why it cannot be loaded, if that is known already
     requirements: str = ""  # path of the requirements.txt beside its config.pbtxt, if there is one
     fingerprint: str = ""  # of all files of the model; another one when any has changed

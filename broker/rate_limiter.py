@@ -18,8 +18,8 @@ from broker.model_config import InstanceSpec
 from broker.settings import ResourceLimit
 from protocol.errors import InvalidArgument
 
-Key = tuple[int, str]  # device and name of a resource
-Needs = dict[Key, int]
+ResourceKey = tuple[int, str]  # device and name of a resource
+Needs = dict[ResourceKey, int]
 
 _GLOBAL = -2
 _FORGET_NS = 1_000_000_000
@@ -66,7 +66,7 @@ class RateLimiter:
                 )
         return pools
 
-    def _limited(self, key: Key, needed: int) -> int:
+    def _limited(self, key: ResourceKey, needed: int) -> int:
         device, name = key
         counts = [
             limit.available
@@ -101,7 +101,7 @@ class RateLimiter:
         self._waiting.update(dict.fromkeys(versions))
         for version in [one for one in self._waiting if not one.recorder.pending]:
             del self._waiting[version]
-        kept: set[Key] = set()  # for those who come first
+        kept: set[ResourceKey] = set()  # for those who come first
         for version, instance in self._candidates():
             needs = self._needs[instance]
             if self._are_free(needs) and (version in awaited or kept.isdisjoint(needs)):

@@ -19,6 +19,7 @@ from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import ASK_READY, AskReady, IsReady
 
 Then = Callable[[ServingError | None, int], list[Action]]  # why it is not ready; now
+Ask = Callable[[ModelVersion, int, Then], list[Action]]  # Readiness.ask, for those who need no more of it
 
 _TIMED_OUT = "Timed out waiting for user-defined is_ready() response"
 _TIMED_OUT_TOGETHER = "Timed out waiting for in-flight is_ready() response"

@@ -34,7 +34,7 @@ NO_VERSIONS = frozenset({"warmup", "initial_state", VARIANTS})
 
 
 class LogLine(NamedTuple):
-    level: str  # "I", "W" or "E"
+    level: str  # as that of Say
     text: str
 
 
@@ -106,14 +106,14 @@ def scan(
                 found.failures.append(PollFailure(model, DUPLICATE_REASON, is_duplicate=True))
             else:
                 found.failures.append(PollFailure(model, NOT_FOUND))
-            found.log.append(LogLine("E", not_one(model, paths)))
+            found.log.append(LogLine("error", not_one(model, paths)))
             continue
         try:
             localise(paths[0])
             found.models.append(poll(name, paths[0], auto_complete, config_name))
         except ServingError as error:
             found.failures.append(PollFailure(model, str(error)))
-            found.log.append(LogLine("E", poll_failed(model, error)))
+            found.log.append(LogLine("error", poll_failed(model, error)))
     return found
 
 
@@ -168,7 +168,7 @@ def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine
             text = (
                 f"version {version} is specified for model '{directory.name}', but the version directory is not present"
             )
-            log.append(LogLine("E", text))
+            log.append(LogLine("error", text))
     versions = policy.choose(present)
     if not versions:
         raise InvalidArgument(
@@ -176,7 +176,7 @@ def versions_to_load(directory: ModelDirectory) -> tuple[list[int], list[LogLine
         )
     if os.path.lexists(os.path.join(directory.path, _CUSTOM_STUB)):
         text = f"the {_CUSTOM_STUB} of model '{directory.name}' is not used: any Python runs the model without one"
-        log.append(LogLine("W", text))
+        log.append(LogLine("warning", text))
     return versions, log
 
 
@@ -186,10 +186,10 @@ def _versions(path: str, log: list[LogLine]) -> Iterable[int]:
             continue
         if len(name) > 1 and name.startswith("0"):
             text = f"ignore version directory '{name}' which contains leading zeros in its directory name"
-            log.append(LogLine("W", text))
+            log.append(LogLine("warning", text))
         elif not _is_version(name):
             text = f"ignore version directory '{name}' which fails to convert to integral number"
-            log.append(LogLine("W", text))
+            log.append(LogLine("warning", text))
         else:
             yield int(name)
 

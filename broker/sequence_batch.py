@@ -37,7 +37,8 @@ class Sequence:
         self.expires_ns = 0  # it must have a slot by then; 0 is never
 
 
-Ready = dict[Sequence, int]  # those whose next request may leave, in the order in which they became so, and when
+# Those whose next request may leave, in the order in which they became so, and when.
+ReadySequences = dict[Sequence, int]
 
 
 class Choice(NamedTuple):
@@ -48,7 +49,7 @@ class Choice(NamedTuple):
     again_ns: int = 0
 
 
-def choose(ready: Ready, rules: SequenceRules, now: int) -> Choice:
+def choose(ready: ReadySequences, rules: SequenceRules, now: int) -> Choice:
     """``ready`` has at least one."""
     return _oldest(ready, rules, now) if rules.oldest else _direct(ready, rules, now)
 
@@ -59,7 +60,7 @@ def number(sequence: Sequence) -> int:
     return sequence.slot.number
 
 
-def _direct(ready: Ready, rules: SequenceRules, now: int) -> Choice:
+def _direct(ready: ReadySequences, rules: SequenceRules, now: int) -> Choice:
     """Those whose inputs are not as those of the lowest slot wait for the next batch; they have places in this one."""
     if rules.delay_ns and len(ready) / rules.slots + _ROUNDING < rules.utilization:
         leaves_ns = min(sequence.waiting[0].arrived_ns for sequence in ready) + rules.delay_ns
@@ -71,7 +72,7 @@ def _direct(ready: Ready, rules: SequenceRules, now: int) -> Choice:
     return Choice([one for one, is_same in zip(found, same, strict=True) if is_same] if same else found, places)
 
 
-def _oldest(ready: Ready, rules: SequenceRules, now: int) -> Choice:
+def _oldest(ready: ReadySequences, rules: SequenceRules, now: int) -> Choice:
     found = list(islice(ready, rules.max_size))
     same = _same(found, rules)
     if False in same:

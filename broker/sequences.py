@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from broker.instance import Instance, InstanceState
 from broker.queue import Pending
-from broker.sequence_batch import Ready, Sequence, Slot, choose, number
+from broker.sequence_batch import ReadySequences, Sequence, Slot, choose, number
 from broker.sequence_rules import SequenceRules
 from broker.settings import NO_DELAY, DelayScheduler
 from protocol.messages import SEQUENCE_END, SEQUENCE_START, Request
@@ -57,7 +57,7 @@ class Sequences:
         self._backlog: dict[Sequence, None] = {}  # without a slot, the oldest first
         self._free: dict[int, list[int]] = {}  # slot numbers, a heap for each instance's index
         self._seated: dict[int, dict[int, Sequence]] = {}  # by instance and slot
-        self._ready: dict[int, Ready] = {}  # by instance
+        self._ready: dict[int, ReadySequences] = {}  # by instance
         self._idle: dict[Sequence, None] = {}  # have a slot and nothing to do, the longest first
         self._expiries: list[tuple[int, int, Sequence]] = []  # a heap; some are not so any more
         self._of: dict[int, Sequence] = {}  # by the ids of the requests that it has

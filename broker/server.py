@@ -21,11 +21,10 @@ from broker.events import (
     Action,
     Answer,
     AskedReady,
-    Cancelled,
+    ClientGone,
     DeadlinePassed,
     Discard,
     Dismiss,
-    Done,
     Event,
     InputsReleased,
     Keep,
@@ -44,8 +43,9 @@ from broker.events import (
     StubDied,
     StubSaid,
     Submitted,
+    TellDone,
     TellReady,
-    Watch,
+    WatchStatus,
 )
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
@@ -114,11 +114,11 @@ class BrokerServer:
             Prepare: lambda action: self._begin(self._prepared(action)),
             Poll: lambda action: self._begin(self._polled(action)),
             Discard: lambda action: self._begin(repositories.discard(action.directory)),
-            Done: lambda action: action.asker(action.error),
+            TellDone: lambda action: action.asker(action.error),
             Spawn: spawn,
             Kill: lambda action: kill(action.key),
             Abort: lambda action: abort(action.key),
-            Watch: stubs.watch,
+            WatchStatus: stubs.watch,
             Dismiss: lambda action: dismiss(action.host),
             TellReady: lambda action: action.done(action.ready),
             Say: self._say,
@@ -177,7 +177,7 @@ class BrokerServer:
         self.post(Submitted(request, frames, sink, time.monotonic_ns()))
 
     def cancel(self, request: int) -> None:
-        self.post(Cancelled(request))
+        self.post(ClientGone(request))
 
     def release(self, origin: str, lease: int) -> None:
         self._carry_out(self.core.handle(OutputsRead(origin, lease), time.monotonic_ns()))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from broker import auto_complete, config_loading, execution_env
 from broker.backends import Backend, with_settings
 from broker.ensemble import Plan
-from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, Watch
+from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, WatchStatus
 from broker.host_table import HostTable
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.instance_update import compare, with_instances
@@ -337,7 +337,9 @@ class Startup:
         instance.asks_ready = message.asks_ready
         instance.ready_since = now
         instance.hopeless = False
-        actions: list[Action] = [Watch(instance.key, message.segment)] if instance.shared and message.segment else []
+        actions: list[Action] = []
+        if instance.shared and message.segment:
+            actions.append(WatchStatus(instance.key, message.segment))
         if not instance.shared:
             cause = "it does not share our shared memory"
             actions.append(Say("warning", "tensors travel inline", {"instance": instance.spec.name, "cause": cause}))

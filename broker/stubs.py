@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from broker.events import Send, Watch
+from broker.events import Send, WatchStatus
 from broker.queue import Frames
 from broker.router import Router
 from protocol.codec import encode
@@ -30,7 +30,7 @@ class Stubs(Protocol):
     def send(self, action: Send) -> None:
         """Raises Unreachable and DoesNotRead (router.py)."""
 
-    def watch(self, action: Watch) -> None:
+    def watch(self, action: WatchStatus) -> None:
         """The stub has a status word."""
 
     def hear_out(self, key: str) -> int | None:
@@ -70,7 +70,7 @@ class LocalStubs:
 
         return replace_handles(message, inlined), frames
 
-    def watch(self, action: Watch) -> None:
+    def watch(self, action: WatchStatus) -> None:
         try:
             self._status_words[action.key] = Segment.attach(self._shm_directory, action.segment)
         except (BadSegment, OSError) as fault:

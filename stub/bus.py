@@ -23,14 +23,14 @@ from . import signals
 from .channel import Channel, Received
 from .shared import errors, messages
 
-Done = Callable[[], Any]
+IsDone = Callable[[], Any]
 Handler = Callable[[Any, List[memoryview]], None]  # of a message and its frames
 
 _GLANCE_NS = 1_000_000  # between two looks at the socket by a model that computes
 
 
 class _Waiter(NamedTuple):
-    done: Done
+    done: IsDone
     permit: LockType  # the waiting thread has taken it, and blocks on it until somebody lets go of it
     is_main: bool
 
@@ -71,7 +71,7 @@ class Bus:
         """From any thread; never waits. False if it cannot be sent now."""
         return self._channel.send_from_finalizer(message)
 
-    def wait(self, done: Done, timeout_s: Optional[float] = None) -> bool:
+    def wait(self, done: IsDone, timeout_s: Optional[float] = None) -> bool:
         """Until ``done()`` or the time is over; returns which. Without the GIL, from any thread.
 
         ``done`` is asked after each message, by whoever reads it, and after a ``nudge`` if this is the main thread.
@@ -81,7 +81,7 @@ class Bus:
             self.read_in_background()
         return self.wait_idle(done, timeout_s)
 
-    def wait_idle(self, done: Done, timeout_s: Optional[float] = None) -> bool:
+    def wait_idle(self, done: IsDone, timeout_s: Optional[float] = None) -> bool:
         """The same where no line of the model's is running, or called from."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         if get_ident() != self._main:
@@ -137,7 +137,7 @@ class Bus:
         except Exception as fault:
             self._fail(fault)
 
-    def _read_until(self, done: Done, deadline: float) -> Optional[bool]:
+    def _read_until(self, done: IsDone, deadline: float) -> Optional[bool]:
         """None if another thread reads from now on."""
         while not self._reading.acquire(timeout=_GLANCE_NS / 1e9):  # another thread glances, or has just begun to read
             if self._reader:
@@ -158,7 +158,7 @@ class Bus:
             self._is_reading = outer
             self._reading.release()
 
-    def _be_woken(self, done: Done, deadline: float, is_main: bool) -> bool:
+    def _be_woken(self, done: IsDone, deadline: float, is_main: bool) -> bool:
         waiter = _Waiter(done, allocate_lock(), is_main)
         waiter.permit.acquire()
         self._waiters.append(waiter)

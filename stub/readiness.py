@@ -15,15 +15,15 @@ from .channel import Channel, Closed
 from .exception_text import exception_text
 from .shared import messages
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def serve(bus: str, key: str, model: Any, run: Run = asyncio.run) -> None:
+def serve(bus: str, key: str, model: Any, run: RunCoroutine = asyncio.run) -> None:
     """Answers from now on, if the model has ``is_ready``. ``run`` is for one that is a coroutine."""
     threading.Thread(target=_serve, args=(bus, key, model, run), name="tensorbus is_ready", daemon=True).start()
 
 
-def _serve(bus: str, key: str, model: Any, run: Run) -> None:
+def _serve(bus: str, key: str, model: Any, run: RunCoroutine) -> None:
     with contextlib.suppress(Closed):
         channel = Channel(bus, key + "/ready")
         channel.send(messages.IsReady(messages.IS_READY, 0, False))  # the broker cannot send to us before it knows us
@@ -33,7 +33,7 @@ def _serve(bus: str, key: str, model: Any, run: Run) -> None:
                 channel.send(answer(received.message, model, run))
 
 
-def answer(asked: messages.AskReady, model: Any, run: Run = asyncio.run) -> messages.IsReady:
+def answer(asked: messages.AskReady, model: Any, run: RunCoroutine = asyncio.run) -> messages.IsReady:
     try:
         ready = model.is_ready()
         if asyncio.iscoroutine(ready):

@@ -29,6 +29,9 @@ import structlog
 from tensorbus.log_outlet import Outlet
 from tensorbus.rate_limit import RateLimit
 
+# A line of the log, and what stubs say, has a letter; our own code calls structlog's methods (_Logger).
+LEVELS = {"I": "info", "W": "warning", "E": "error", "V": "debug"}
+
 _EVENTS_PER_SECOND = 10  # of one warning or error of one model; the rest is counted
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")  # values that need no quotes

@@ -14,7 +14,7 @@ from broker import config_files, model_files, places, repository
 from broker.config_steps import step_models
 from broker.events import LoadModels, Override
 from broker.load_lines import not_polled
-from broker.model import UNLOADED, Labels, VersionSource, VersionState
+from broker.model import UNLOADED, OutputLabels, VersionSource, VersionState
 from broker.registry import Registry
 from broker.server import BrokerServer
 from broker.stamps import Fingerprints, fingerprint
@@ -24,7 +24,6 @@ from tensorbus.cloud import Cloud
 log = structlog.get_logger()
 
 _PROGRESS_S = 5.0
-_LEVELS = {"I": "info", "W": "warning", "E": "error"}
 
 
 class Repositories:
@@ -219,7 +218,7 @@ def _version_sources(
     ]
 
 
-def _read_files(directory: repository.ModelDirectory) -> tuple[Labels, ServingError | None]:
+def _read_files(directory: repository.ModelDirectory) -> tuple[OutputLabels, ServingError | None]:
     """The labels, or why the files that the configuration names will not do."""
     try:
         config_files.check_initial_states(directory.config, directory.path)
@@ -244,4 +243,4 @@ async def _loaded(broker: BrokerServer, total: int) -> None:
 
 def _say(lines: Sequence[repository.LogLine]) -> None:
     for line in lines:
-        getattr(log, _LEVELS[line.level])(line.text)
+        getattr(log, line.level)(line.text)

@@ -20,12 +20,11 @@ from protocol.errors import ServingError
 from protocol.messages import Response
 from tensorbus import backends, foreground, request_files
 from tensorbus.foreground import ForegroundModel
+from tensorbus.logs import LEVELS
 from tensorbus.response_text import response_text
 from tensorbus.settings import ServeSettings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-_LETTERS = {"I": "info", "W": "warning", "E": "error", "V": "verbose"}
 
 
 def run_model(argv: Sequence[str]) -> int:
@@ -157,7 +156,7 @@ def _ms(ns: float) -> str:
 def _log(level: str, file: str, line: int, text: str) -> None:
     """What the model logs, and what it raises."""
     if level != "V":
-        _say(f"{_LETTERS[level]}: {os.path.basename(file)}:{line}: {text}" if line else text)
+        _say(f"{LEVELS[level]}: {os.path.basename(file)}:{line}: {text}" if line else text)
 
 
 def _say(text: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from broker.core import Core
 from broker.events import Keep, Kept, LookedUp, LookUp, StartServing, Submitted
 from broker.model import VersionSource
-from broker.model_config import ModelConfigMessage, from_message
 from broker.response_cache import ResponseCache
 from metrics.cache_record import CacheRecord
 from protocol.messages import Execute, Executed, Handle, Request, Response, TensorRef
+from tests.broker import model_sources
 from tests.broker.conftest import NONCE, Sink
 from tests.broker.test_control import ControlBench
 
@@ -18,23 +18,12 @@ CHAIN = [("m", {"X": "X"}, {"X": "t"}), ("n", {"X": "t"}, {"X": "Y"})]
 def source(
     name: str, steps: list = (), cached: bool = True, fingerprint: str = "a", instances: int = 1, ordered: bool = False
 ) -> VersionSource:
-    message = ModelConfigMessage(name=name)
-    if ordered:
-        message.max_batch_size = 1
-        message.dynamic_batching.preserve_ordering = True
-    message.response_cache.enable = cached
-    for io, io_name in ((message.input.add(), "X"), (message.output.add(), "Y" if steps else "X")):
-        io.name, io.data_type, io.dims[:] = io_name, 11, [4]
-    for model, input_map, output_map in steps:
-        message.ensemble_scheduling.step.add(
-            model_name=model, model_version=-1, input_map=input_map, output_map=output_map
-        )
-    if steps:
-        message.platform = "ensemble"
-    else:
-        message.backend = "python"
-        message.instance_group.add(count=instances, name=name)
-    return VersionSource(name, 1, f"/repo/{name}", from_message(message), fingerprint=fingerprint)
+    fields = {"max_batch_size": 1, "dynamic_batching": {"preserve_ordering": True}} if ordered else {}
+    output = "Y" if steps else "X"
+    caching = {"enable": cached}
+    return model_sources.source(
+        name, steps, fingerprint, output=output, instances=instances, response_cache=caching, **fields
+    )
 
 
 class CachingBench(ControlBench):

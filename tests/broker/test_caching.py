@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.events import Cancelled, OutputsRead, Say, StopServing
+from broker.events import ClientGone, OutputsRead, Say, StopServing
 from broker.model_config import from_message
 from broker.statistics import statistics
 from protocol.errors import ErrorKind
@@ -97,7 +97,7 @@ def test_an_answer_waits_until_its_outputs_are_copied(bench):
     bench.results(bench.only(), executed=[executed])
     assert bench.response(request) is None
     assert bench.core.in_flight() == {"'m' (version 1)": 1}
-    bench.tell(Cancelled(request))
+    bench.tell(ClientGone(request))
     bench.keep()
     assert bench.response(request).lease == 5
     assert not bench.core.in_flight()
@@ -139,7 +139,7 @@ def test_a_request_that_cannot_be_read_goes_to_its_model(bench):
 
 def test_a_request_is_given_up_while_it_is_looked_up(bench):
     request = bench.ask("a", turn=False)
-    bench.tell(Cancelled(request))
+    bench.tell(ClientGone(request))
     assert bench.response(request).error[0] == ErrorKind.CANCELLED
     bench.digest()
     bench.turn()

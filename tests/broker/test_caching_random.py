@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from broker.events import Cancelled, OutputsRead
+from broker.events import ClientGone, OutputsRead
 from broker.response_cache import OVERHEAD
 from protocol.messages import Executed, Handle, Response, TensorRef
 from shm.segment import HEADER_NBYTES
@@ -124,7 +124,7 @@ class CachingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data) -> None:
         if self.requests:
-            self.bench.tell(Cancelled(data.draw(st.sampled_from(sorted(self.requests)))))
+            self.bench.tell(ClientGone(data.draw(st.sampled_from(sorted(self.requests)))))
             self.look()
 
     @rule(data=st.data(), waits=st.booleans(), model=MODELS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, OutputsRead, StubSaid
+from broker.events import ClientGone, OutputsRead, StubSaid
 from protocol.errors import ErrorKind
 from protocol.messages import (
     CANCEL_CALL,
@@ -189,7 +189,7 @@ def test_when_the_client_goes_the_calls_of_its_model_are_cancelled_too(pair):
     pair.turn()
     pair.call(pair.a, "b")
     called = pair.held(pair.b)
-    pair.tell(Cancelled(request))
+    pair.tell(ClientGone(request))
     assert [message.requests for message in pair.sent(pair.a, Cancel)] == [[request]]
     assert [message.requests for message in pair.sent(pair.b, Cancel)] == [called]
 
@@ -204,9 +204,9 @@ def test_a_call_made_for_several_requests_goes_on_while_one_of_them_is_wanted(pa
     pair.executed(both)
     pair.executed(both)
     pair.call(both, "b", waits=False)
-    pair.tell(Cancelled(first))
+    pair.tell(ClientGone(first))
     assert pair.sent(pair.b, Cancel) == []
-    pair.tell(Cancelled(second))
+    pair.tell(ClientGone(second))
     assert len(pair.sent(pair.b, Cancel)) == 1
 
 

@@ -7,7 +7,6 @@ import pytest
 from broker.events import (
     DeadlinePassed,
     Discard,
-    Done,
     LoadModel,
     Override,
     Poll,
@@ -17,13 +16,14 @@ from broker.events import (
     StopServing,
     StubDied,
     StubSaid,
+    TellDone,
     UnloadModel,
 )
 from broker.model import VersionSource
-from broker.model_config import ModelConfigMessage, from_message
 from protocol.errors import InternalError
 from protocol.messages import CONTROL, FAILED, Control, Failed, Finish, Told
 from tests.broker.conftest import Bench
+from tests.broker.model_sources import config
 
 
 class Asked:
@@ -45,11 +45,8 @@ class Asked:
 
 def source(model: str = "m", version: int = 1, fingerprint: str = "a", **fields) -> VersionSource:
     name = model.rpartition("::")[2]
-    message = ModelConfigMessage(name=name, backend="python")
-    message.instance_group.add(count=fields.pop("instances", 1), name=name)
-    for io in (message.input.add(), message.output.add()):
-        io.name, io.data_type, io.dims[:] = "X", 11, [4]
-    return VersionSource(model, version, f"/repo/{model}", from_message(message), fingerprint=fingerprint, **fields)
+    found = config(name, instances=fields.pop("instances", 1))
+    return VersionSource(model, version, f"/repo/{model}", found, fingerprint=fingerprint, **fields)
 
 
 class ControlBench(Bench):
@@ -67,7 +64,7 @@ class ControlBench(Bench):
                 self.polls.append(action)
             elif isinstance(action, Discard):
                 self.discarded.append(action.directory)
-            elif isinstance(action, Done):
+            elif isinstance(action, TellDone):
                 action.asker(action.error)
             else:
                 super()._carry_out([action])
@@ -469,7 +466,7 @@ def test_without_explicit_control_nothing_is_loaded(make_bench):
     for event in (LoadModel, UnloadModel):
         asked = Asked()
         bench.tell(event("m", None, asked))
-        (done,) = [action for action in bench.said if isinstance(action, Done)]
+        (done,) = [action for action in bench.said if isinstance(action, TellDone)]
         bench.said.remove(done)
         assert str(done.error) == "explicit model load / unload is not allowed if polling is enabled"
         assert done.error.kind.name == "UNAVAILABLE"

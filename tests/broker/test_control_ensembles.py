@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.events import LoadModels, UnloadModel
 from broker.model import VersionSource
-from broker.model_config import ModelConfigMessage, from_message
+from broker.model_config import from_message
 from protocol.errors import InternalError, ServingError
 from protocol.messages import Load
+from tests.broker import model_sources
 from tests.broker.test_control import Asked, ControlBench, source
 
 # What the ensembles of the repository are made of. "x" and "y" need each other.
@@ -19,21 +20,13 @@ PARTS = {"e": ["a", "b"], "f": ["e", "c"], "g": ["a", "nosuch"], "x": ["y"], "y"
 
 
 def ensemble(name: str, fingerprint: str = "a", parts: list[str] | None = None) -> VersionSource:
-    message = ModelConfigMessage(name=name, platform="ensemble")
-    for io in (message.input.add(), message.output.add()):
-        io.name, io.data_type, io.dims[:] = "X", 11, [4]
-    message.output[0].name = "Y"
     parts = parts or PARTS[name]
     tensors = ["X", *(f"t{index}" for index in range(1, len(parts))), "Y"]
-    for index, part in enumerate(parts):
-        output = "Y" if part in PARTS else "X"
-        message.ensemble_scheduling.step.add(
-            model_name=part,
-            model_version=-1,
-            input_map={"X": tensors[index]},
-            output_map={output: tensors[index + 1]},
-        )
-    return VersionSource(name, 1, f"/repo/{name}", from_message(message), fingerprint=fingerprint)
+    steps = [
+        (part, {"X": tensors[index]}, {"Y" if part in PARTS else "X": tensors[index + 1]})
+        for index, part in enumerate(parts)
+    ]
+    return model_sources.source(name, steps, fingerprint, output="Y")
 
 
 def of_five(name: str, fingerprint: str = "a") -> VersionSource:

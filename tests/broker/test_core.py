@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.events import Cancelled, OutputsRead, StopServing, StubSaid
+from broker.events import ClientGone, OutputsRead, StopServing, StubSaid
 from protocol.errors import ErrorKind
 from protocol.messages import RESULTS, Execute, Executed, Response, Results
 
@@ -42,8 +42,8 @@ def test_an_error_response_counts_as_a_failure_of_the_backend(bench):
 def test_a_cancelled_request_that_waits_never_reaches_the_model(bench):
     running, waiting = bench.submit(), bench.submit()
     bench.turn()
-    bench.tell(Cancelled(waiting))
-    bench.tell(Cancelled(running))  # too late: it runs to its end
+    bench.tell(ClientGone(waiting))
+    bench.tell(ClientGone(running))  # too late: it runs to its end
     bench.answer(bench.only())
     assert bench.response(waiting).error == (int(ErrorKind.CANCELLED), "")
     assert bench.response(running).error is None
@@ -123,7 +123,7 @@ def test_a_request_that_is_cancelled_while_stopping_keeps_nobody_waiting(bench):
     waiting = bench.submit()
     bench.tell(StopServing())
     bench.turn()
-    bench.tell(Cancelled(waiting))
+    bench.tell(ClientGone(waiting))
     bench.turn()
     bench.finish()
     assert bench.core.processes == 0

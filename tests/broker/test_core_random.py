@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from broker.events import Cancelled, OutputsRead, StopServing, StubSaid
+from broker.events import ClientGone, OutputsRead, StopServing, StubSaid
 from protocol.messages import CANCEL_CALL, Answered, CancelCall, Response
 
 
@@ -163,7 +163,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data) -> None:
         if self.requests:
-            self.bench.tell(Cancelled(data.draw(st.sampled_from(self.requests))))
+            self.bench.tell(ClientGone(data.draw(st.sampled_from(self.requests))))
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 40.0]))
     def sleep(self, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, StopServing, StubSaid
+from broker.events import ClientGone, StopServing, StubSaid
 from broker.statistics import statistics
 from protocol.errors import ErrorKind
 from protocol.messages import RESULTS, Cancel, Execute, Executed, Response, Results, TensorRef
@@ -140,8 +140,8 @@ def test_the_stub_is_told_once_that_a_request_is_not_wanted_any_more(bench):
     bench.turn()
     key = bench.only()
     bench.executed(key)
-    bench.tell(Cancelled(request))
-    bench.tell(Cancelled(request))
+    bench.tell(ClientGone(request))
+    bench.tell(ClientGone(request))
     assert [message.requests for message in bench.sent(key, Cancel)] == [[request]]
     bench.results(key, responses=[Response(request, [], error=(int(ErrorKind.CANCELLED), "gone"))])
     assert recorder(bench).failures["CANCELED"] == 1
@@ -194,7 +194,7 @@ def test_a_rescheduled_request_comes_back_with_the_same_inputs_and_no_start_flag
 def test_a_rescheduled_request_that_nobody_wants_is_not_executed_again(iterative):
     request = iterative.submit()
     iterative.turn()
-    iterative.tell(Cancelled(request))
+    iterative.tell(ClientGone(request))
     iterative.executed(iterative.only(), rescheduled=[request])
     assert iterative.response(request).error == (int(ErrorKind.CANCELLED), "")
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from broker.events import Cancelled, LoadModel, Polled, Submitted
+from broker.events import ClientGone, LoadModel, Polled, Submitted
 from broker.model import ModelVersion, VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.queue import Pending
@@ -143,7 +143,7 @@ class DynamicMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data) -> None:
         if self.versions:
-            self.bench.tell(Cancelled(data.draw(st.sampled_from(sorted(self.versions)))))
+            self.bench.tell(ClientGone(data.draw(st.sampled_from(sorted(self.versions)))))
             self.turn()
 
     @precondition(lambda self: self.bench.alive)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Answer, AskedReady, Cancelled, LoadModels, OutputsRead, Send, StubSaid, Submitted, TellReady
+from broker.events import Answer, AskedReady, ClientGone, LoadModels, OutputsRead, Send, StubSaid, Submitted, TellReady
 from broker.model import VersionSource
-from broker.model_config import ModelConfigMessage, from_message
 from protocol.errors import ErrorKind
 from protocol.messages import (
     RESULTS,
@@ -20,26 +19,10 @@ from protocol.messages import (
     Results,
     TensorRef,
 )
+from tests.broker.model_sources import source
 
 CHAIN = [("a", {"X": "X"}, {"X": "t"}), ("b", {"X": "t"}, {"X": "Y"})]
 PLACE = Handle("a's", 64, 16)
-
-
-def source(name: str, steps=(), batch: int = 0, output: str = "X", decoupled: bool = False, **fields) -> VersionSource:
-    message = ModelConfigMessage(name=name, max_batch_size=batch, **fields)
-    message.model_transaction_policy.decoupled = decoupled
-    for io, io_name in ((message.input.add(), "X"), (message.output.add(), output)):
-        io.name, io.data_type, io.dims[:] = io_name, 11, [4]
-    for model, input_map, output_map in steps:
-        message.ensemble_scheduling.step.add(
-            model_name=model, model_version=-1, input_map=input_map, output_map=output_map
-        )
-    if steps:
-        message.platform = "ensemble"
-    else:
-        message.backend = "python"
-        message.instance_group.add(count=1, name=name)
-    return VersionSource(name, 1, f"/repo/{name}", from_message(message))
 
 
 @pytest.fixture
@@ -185,7 +168,7 @@ def test_tensors_in_frames_go_on_in_frames(bench):
 
 
 def test_a_batch_of_one_comes_and_goes_between_models_that_batch_and_models_that_do_not(make_bench):
-    bench = load(make_bench(), source("a", batch=4), source("b"), source("e", CHAIN, output="Y"))
+    bench = load(make_bench(), source("a", max_batch_size=4), source("b"), source("e", CHAIN, output="Y"))
     request = bench.submit("e")
     bench.turn()
     assert only_request(bench, bench.a).inputs[0].shape == (1, 4)
@@ -199,11 +182,11 @@ def test_cancelling_takes_a_step_from_the_queue_or_reaches_the_model_that_has_it
     bench.submit("a")
     first, second = bench.submit("e"), bench.submit("e")
     bench.turn()
-    bench.tell(Cancelled(second))
+    bench.tell(ClientGone(second))
     assert bench.response(second).error == (ErrorKind.CANCELLED, "")
     bench.answer(bench.a)
     (step,) = bench.held(bench.a)
-    bench.tell(Cancelled(first))
+    bench.tell(ClientGone(first))
     bench.turn()
     assert bench.sent(bench.a, Cancel)[0].requests == [step]
     answer(bench, bench.a, output(), lease=1)
@@ -212,7 +195,12 @@ def test_cancelling_takes_a_step_from_the_queue_or_reaches_the_model_that_has_it
 
 
 def test_a_stream_of_a_request_that_has_failed_is_cancelled(make_bench):
-    bench = load(make_bench(), source("a", decoupled=True), source("b"), source("e", CHAIN, output="Y"))
+    bench = load(
+        make_bench(),
+        source("a", model_transaction_policy={"decoupled": True}),
+        source("b"),
+        source("e", CHAIN, output="Y"),
+    )
     request = bench.submit("e")
     bench.turn()
     step = bench.held(bench.a)

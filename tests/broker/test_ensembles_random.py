@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from broker.events import Cancelled, LoadModels, OutputsRead, Submitted
+from broker.events import ClientGone, LoadModels, OutputsRead, Submitted
 from broker.model import VersionSource
-from broker.model_config import ModelConfigMessage, from_message
 from protocol.messages import Answered, Execute, Executed, Handle, Request, Response, TensorRef
+from tests.broker.model_sources import source
 
 STEPS = {
     "chain": [("m", {"X": "X"}, {"X": "t"}), ("n", {"X": "t"}, {"X": "Y"})],
@@ -32,24 +32,11 @@ STEPS = {
 }
 
 
-def source(name: str, inputs: tuple[str, ...] = ("X",), output: str = "X", **fields: object) -> VersionSource:
-    message = ModelConfigMessage(name=name, **fields)
-    for io, io_name in [*((message.input.add(), one) for one in inputs), (message.output.add(), output)]:
-        io.name, io.data_type, io.dims[:] = io_name, 11, [4]
-    for model, input_map, output_map in STEPS.get(name, []):
-        message.ensemble_scheduling.step.add(
-            model_name=model, model_version=-1, input_map=input_map, output_map=output_map
-        )
-    if name not in STEPS:
-        message.instance_group.add(count=3 if name == "n" else 1, name=name)
-    return VersionSource(name, 1, f"/repo/{name}", from_message(message))
-
-
 def sources(max_inflight: int = 0) -> list[VersionSource]:
-    models = [source(name, ("X", "Z") if name == "j" else ("X",), backend="python") for name in "mnj"]
-    stream = source("d", backend="python", model_transaction_policy={"decoupled": True})
+    models = [source("m"), source("n", instances=3), source("j", inputs=("X", "Z"))]
+    stream = source("d", model_transaction_policy={"decoupled": True})
     limit = {"max_inflight_requests": max_inflight}
-    ensembles = [source(name, output="Y", platform="ensemble", ensemble_scheduling=limit) for name in STEPS]
+    ensembles = [source(name, steps, output="Y", ensemble_scheduling=limit) for name, steps in STEPS.items()]
     return [*models, stream, *ensembles]
 
 
@@ -171,7 +158,7 @@ class EnsemblesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data) -> None:
         if self.sinks:
-            self.bench.tell(Cancelled(data.draw(st.sampled_from(sorted(self.sinks)))))
+            self.bench.tell(ClientGone(data.draw(st.sampled_from(sorted(self.sinks)))))
             self.bench.turn()
 
     @precondition(lambda self: self.bench.alive)

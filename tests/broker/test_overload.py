@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.events import Cancelled
+from broker.events import ClientGone
 from protocol.errors import ErrorKind, Unavailable
 from protocol.messages import Response
+from tests.broker.model_sources import source
 from tests.broker.test_core_random import CoreMachine
-from tests.broker.test_ensembles import CHAIN, load, output, source
+from tests.broker.test_ensembles import CHAIN, load, output
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_one_that_goes_makes_room(bench, how: str) -> None:
         bench.turn()
         bench.answer(next(iter(bench.alive)))
     else:
-        bench.tell(Cancelled(requests[1]))
+        bench.tell(ClientGone(requests[1]))
     taken = bench.submit("m")
     bench.turn()
     assert bench.response(taken) is None

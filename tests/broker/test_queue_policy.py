@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled
+from broker.events import ClientGone
 from broker.queue_policy import QueuePolicy
 from protocol.errors import ErrorKind
 from protocol.messages import Request
@@ -112,7 +112,7 @@ def test_once_one_has_left_those_behind_it_may_have_a_preferred_size(make_bench,
     bench.turn()
     assert bench.held(bench.only()) == []
     if leaves == "cancelled":
-        bench.tell(Cancelled(first))
+        bench.tell(ClientGone(first))
         bench.turn()
     else:
         bench.sleep(0.001)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from broker.events import Cancelled, LoadModel, LoadModels, Poll, Polled, Say, StartServing, UnloadModel
+from broker.events import ClientGone, LoadModel, LoadModels, Poll, Polled, Say, StartServing, UnloadModel
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import ResourceLimit
@@ -175,7 +175,7 @@ def test_the_resources_of_a_cancelled_model_are_its_own_until_it_ends(make_bench
     running = bench.submit("a")
     bench.turn()
     bench.submit("b")
-    bench.tell(Cancelled(running))
+    bench.tell(ClientGone(running))
     bench.turn()
     assert executing(bench) == ["a"]
     bench.answer(key(bench, "a"))

@@ -1,6 +1,6 @@
 """What becomes of an instance whose process dies, and of the requests that it held."""
 
-from broker.events import Cancelled, Say, StopServing
+from broker.events import ClientGone, Say, StopServing
 
 
 def test_a_death_fails_only_the_request_inside_and_the_rest_is_served_by_the_successor(bench):
@@ -63,7 +63,7 @@ def test_requests_wait_for_a_restart_that_comes_soon_but_not_for_one_that_comes_
         bench.turn()
         bench.sleep(delay)
         assert bench.response(waiting) is None
-        bench.tell(Cancelled(waiting))
+        bench.tell(ClientGone(waiting))
         bench.bring_up()
     bench.die(bench.only())
     assert bench.error(bench.submit()) == "Stub process 'm_0' is not healthy."

@@ -74,7 +74,7 @@ def test_one_bad_model_is_told_and_the_others_are_found(models):
     text = f"failed to read text proto from {models}/bad/config.pbtxt"
     assert found.failures == [repository.PollFailure("bad", text)]
     place = '1:1 : Message type "inference.ModelConfig" has no field named "nonsense".'
-    assert found.log == [LogLine("E", f"Poll failed for model directory 'bad': {text}: {place}")]
+    assert found.log == [LogLine("error", f"Poll failed for model directory 'bad': {text}: {place}")]
     assert [directory.name for directory in found.models] == ["good"]
 
 
@@ -123,7 +123,7 @@ def test_a_model_in_two_repositories_is_in_neither(models, tmp_path):
     text = "model appears in two or more repositories"
     assert found.failures == [repository.PollFailure("twin", text, is_duplicate=True)]
     log = "failed to poll model 'twin': not unique across all model repositories"
-    assert found.log == [LogLine("E", log)]
+    assert found.log == [LogLine("error", log)]
 
 
 def test_a_repository_given_twice_is_one(models):
@@ -149,8 +149,8 @@ def test_version_directories_are_numbers(models):
     text = "ignore version directory '{}' which fails to convert to integral number"
     assert sorted(log) == sorted(
         [
-            LogLine("W", "ignore version directory '003' which contains leading zeros in its directory name"),
-            *(LogLine("W", text.format(name)) for name in ("abc", "1abc", "-1", "+2")),
+            LogLine("warning", "ignore version directory '003' which contains leading zeros in its directory name"),
+            *(LogLine("warning", text.format(name)) for name in ("abc", "1abc", "-1", "+2")),
         ]
     )
 
@@ -163,7 +163,7 @@ def test_only_the_newest_version_is_served_by_default(models):
 def test_a_specific_version_that_is_not_there_is_logged(models):
     add(models, "m", CONFIG + "version_policy { specific { versions: [ 1, 5 ] } }", ("1", "2"))
     text = "version 5 is specified for model 'm', but the version directory is not present"
-    assert versions(models, "m") == ([1], [LogLine("E", text)])
+    assert versions(models, "m") == ([1], [LogLine("error", text)])
 
 
 @pytest.mark.parametrize("policy", ["specific { versions: [ 5 ] }", "latest { num_versions: 0 }"])
@@ -222,7 +222,7 @@ def test_only_the_models_named_are_polled(models):
     assert [(failure.name, failure.text) for failure in found.failures] == [
         ("nope", "model not found in any model repository.")
     ]
-    assert found.log == [LogLine("E", "failed to poll model 'nope': model not found in any model repository.")]
+    assert found.log == [LogLine("error", "failed to poll model 'nope': model not found in any model repository.")]
 
 
 def test_a_model_is_located_by_its_name_alone(models, tmp_path):

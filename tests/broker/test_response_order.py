@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.events import Cancelled
+from broker.events import ClientGone
 from broker.queue import Pending
 from broker.response_order import Held, ResponseOrder
 from protocol.errors import ErrorKind
@@ -93,7 +93,7 @@ def test_expired_and_cancelled_requests_keep_their_turn(bench):
     first, second = bench.stubs
     expired = bench.submit(rows=4)
     cancelled = bench.submit(rows=4)
-    bench.tell(Cancelled(cancelled))
+    bench.tell(ClientGone(cancelled))
     bench.sleep(0.001)
     bench.answer(second)
     assert [bench.response(one) for one in (*bench.requests, expired, cancelled)] == [None] * 4

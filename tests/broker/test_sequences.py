@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, LoadModels, Say, StubSaid
+from broker.events import ClientGone, LoadModels, Say, StubSaid
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.queue import Pending
@@ -143,7 +143,7 @@ def test_a_cancelled_request_takes_those_of_its_sequence_with_it(serving):
     key = bench.only()
     executing = send(bench, 1, S)
     queued = [send(bench, 1), send(bench, 1)]
-    bench.tell(Cancelled(queued[0]))
+    bench.tell(ClientGone(queued[0]))
     assert [bench.error(one) for one in queued] == ["", ""]
     bench.answer(key)
     assert bench.response(executing).error is None

@@ -269,7 +269,7 @@ def test_input_that_a_message_of_the_timer_hides_is_seen(run):
         while world.server.core.next_deadline() > time.monotonic_ns():
             pass
         world.server._on_timer()
-        assert (await receive(stub))[0] == ["E", [], [7], []]
+        assert (await receive(stub))[0] == ["E", [], [7], [], []]
         await asyncio.wait_for(second.answered, 1)
 
     run(scenario)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Cancelled, OutputsRead, Say
+from broker.events import ClientGone, OutputsRead, Say
 from broker.step_slots import StepSlots
 from protocol.messages import Credit, Execute, Response
-from tests.broker.test_ensembles import CHAIN, load, output, source
+from tests.broker.model_sources import source
+from tests.broker.test_ensembles import CHAIN, load, output
 
 
 def test_a_step_runs_so_often_and_those_behind_get_their_turn_in_order() -> None:
@@ -37,7 +38,7 @@ def limited(make_bench, limit: int, decoupled: bool = False, max_unread: int = 0
     fields = {"ensemble_scheduling": {"max_inflight_requests": limit}}
     ensemble = source("e", CHAIN, output="Y", **fields)
     bench = make_bench(max_unread_bytes=max_unread)
-    return load(bench, source("a", decoupled=decoupled), source("b"), ensemble)
+    return load(bench, source("a", model_transaction_policy={"decoupled": decoupled}), source("b"), ensemble)
 
 
 def answer(bench, key: str) -> None:
@@ -74,7 +75,7 @@ def test_one_that_is_cancelled_while_it_waits_leaves_its_place(make_bench) -> No
     bench = limited(make_bench, 1)
     _, second, _ = (bench.submit("e") for _ in range(3))
     bench.turn()
-    bench.tell(Cancelled(second))
+    bench.tell(ClientGone(second))
     bench.turn()
     answer(bench, bench.a)
     answer(bench, bench.a)
