@@ -1,4 +1,8 @@
-"""gzip and deflate bodies of infer requests and replies (``Content-Encoding``, ``Accept-Encoding``)."""
+"""gzip and deflate bodies of infer requests and replies (``Content-Encoding``, ``Accept-Encoding``).
+
+What takes no more than a few milliseconds is done where it is, the rest in a thread, while others are served: 64 MiB of
+zeros, which come in 64 KiB, take a few tenths of a second, and to compress as much takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,13 @@ from collections.abc import Iterable
 from protocol.errors import InvalidArgument, Unsupported
 
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
+AT_ONCE_NBYTES = 256 << 10  # of what is not compressed
+_PIECE_NBYTES = 64 << 10  # of what is: the rest of a piece is copied for each step
+_STEP_NBYTES = 1 << 20
 _DETECT = 47  # gzip or zlib, whichever the body is: clients mix the names up
+
+
+Buffer = bytes | memoryview
 
 
 class UnsupportedEncoding(Unsupported):
@@ -27,26 +37,45 @@ def is_compressed(content_encoding: bytes) -> bool:
     return True
 
 
-def inflate(body: bytes | memoryview, max_input_size: int) -> bytes:
-    """Never makes more than ``max_input_size`` + 1 bytes. What follows the first stream is ignored."""
+def inflate_little(body: Buffer, max_input_size: int) -> bytes | None:
+    """``inflate``, if that makes little; else None."""
+    if len(body) > AT_ONCE_NBYTES:
+        return None
+    inflater = zlib.decompressobj(_DETECT)
+    data = _step(inflater, body, AT_ONCE_NBYTES)
+    return data if inflater.eof and len(data) <= max_input_size else None
+
+
+def inflate(body: Buffer, max_input_size: int) -> bytearray:
+    """Never makes more than ``max_input_size`` + 1 bytes. What follows the first stream is ignored. In any thread."""
     if not body:
         raise InvalidArgument("nothing to be decompressed")
     inflater = zlib.decompressobj(_DETECT)
-    try:
-        data = inflater.decompress(body, max_input_size + 1)
-    except zlib.error:
-        raise InvalidArgument("unable to decompress the request body") from None
-    if len(data) > max_input_size:
-        raise InvalidArgument(
-            f"Decompressed data size exceeds the maximum allowed value of {max_input_size} bytes. Use "
-            "--http-max-input-size to increase the limit."
-        )
+    data = bytearray()
+    for start in range(0, len(body), _PIECE_NBYTES):
+        piece: Buffer = body[start : start + _PIECE_NBYTES]
+        while piece and not inflater.eof:
+            data += _step(inflater, piece, min(_STEP_NBYTES, max_input_size + 1 - len(data)))
+            if len(data) > max_input_size:
+                raise InvalidArgument(
+                    f"Decompressed data size exceeds the maximum allowed value of {max_input_size} bytes. Use "
+                    "--http-max-input-size to increase the limit."
+                )
+            piece = inflater.unconsumed_tail
     if not inflater.eof:
         raise InvalidArgument("unable to decompress the request body: it ends too early")
     return data
 
 
-def deflate(buffers: Iterable[bytes | memoryview], encoding: str) -> bytes:
+def _step(inflater: zlib._Decompress, data: Buffer, nbytes: int) -> bytes:
+    try:
+        return inflater.decompress(data, nbytes)
+    except zlib.error:
+        raise InvalidArgument("unable to decompress the request body") from None
+
+
+def deflate(buffers: Iterable[Buffer], encoding: str) -> bytes:
+    """In any thread."""
     deflater = zlib.compressobj(wbits=_WINDOW_BITS[encoding])
     return b"".join([*map(deflater.compress, buffers), deflater.flush()])
 

@@ -10,11 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 from typing import cast
 
 from gateway.calls import Reply
 from gateway.dataplane import DataPlane
-from gateway.http_compression import UnsupportedEncoding, choose_encoding, deflate, inflate, is_compressed
+from gateway.http_compression import (
+    AT_ONCE_NBYTES,
+    UnsupportedEncoding,
+    choose_encoding,
+    deflate,
+    inflate,
+    inflate_little,
+    is_compressed,
+)
 from gateway.http_generate import Generated, read_generate
 from gateway.http_header import InferHeader
 from gateway.http_infer import Body, Buffer, read_request, write_reply
@@ -67,12 +77,15 @@ class Connection(asyncio.BufferedProtocol):
         dataplane: DataPlane,
         endpoints: Endpoints,
         receive_view: memoryview,
+        worker: Executor,
         on_made: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
     ) -> None:
+        """``worker`` compresses what is large."""
         self._dataplane = dataplane
         self._endpoints = endpoints
         self._receive_view = receive_view  # shared: what is read into it is consumed before anyone else reads
+        self._worker = worker
         self._on_made = on_made
         self._on_lost = on_lost
         self._queue: deque[HttpRequest] = deque()
@@ -83,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._header: InferHeader | None = None
         self._generated: Generated | None = None  # the answer to a request of generate or generate_stream
         self._call = 0  # id of the running inference
+        self._inflating: asyncio.Future[bytearray] | None = None  # the body of the request
         self._surplus = 0  # responses before the final one
         self._blocked = False  # the transport holds bytes that the client has not taken
         self._held: Reply | None = None  # whose outputs the transport is sending
@@ -140,6 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._call:
             self._dataplane.cancel(self._call)
             self._call = 0
+        if self._inflating is not None:
+            self._inflating.cancel()
         if self._generated is not None:
             self._generated.close()
         self._release_held()
@@ -224,12 +240,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- inference ----------------------------------------------------------------------------------------------
 
-    def _infer(self, request: HttpRequest, route: Route) -> None:
+    def _infer(self, request: HttpRequest, route: Route, inflated: Callable[[], bytearray] | None = None) -> None:
         call = None
         try:
             try:
                 signature = self._single_response_signature(route)
-                call, self._header = read_request(self._body(request), signature, self._endpoints.max_input_size)
+                data = self._plain(request, route) if inflated is None else inflated()
+                if data is None:
+                    return
+                body = _body(request, data)
+                call, self._header = read_request(body, signature, self._endpoints.max_input_size)
                 call.admitted = request.admitted
                 if self._endpoints.forwarding is not None:
                     call.parameters = self._endpoints.forwarding.added(call.parameters, request.all_headers)
@@ -270,12 +290,22 @@ class Connection(asyncio.BufferedProtocol):
         slot = self._dataplane.slot(signature, (nbytes,))
         return None if slot is None else slot.block
 
-    def _body(self, request: HttpRequest) -> Body:
-        data, headers = request.body, request.headers
-        if is_compressed(headers.get(b"content-encoding", b"identity")):
-            data = inflate(data, self._endpoints.max_input_size)
-        header_nbytes = header_size(headers, len(request.json) + len(data))
-        return Body(memoryview(data), header_nbytes, request.block, request.offset, request.json)
+    def _plain(self, request: HttpRequest, route: Route) -> Buffer | None:
+        """The body as it was before it was compressed; None if that takes long: then ``_infer`` is called again."""
+        if not is_compressed(request.headers.get(b"content-encoding", b"identity")):
+            return request.body
+        limit = self._endpoints.max_input_size
+        data = inflate_little(request.body, limit)
+        if data is None:
+            work = asyncio.get_running_loop().run_in_executor(self._worker, inflate, request.body, limit)
+            self._inflating = work
+            work.add_done_callback(partial(self._on_inflated, request, route))
+        return data
+
+    def _on_inflated(self, request: HttpRequest, route: Route, inflated: asyncio.Future[bytearray]) -> None:
+        self._inflating = None
+        if not inflated.cancelled():  # the client is there
+            self._infer(request, route, inflated.result)
 
     def _on_reply(self, reply: Reply) -> None:
         if not reply.final:
@@ -306,10 +336,25 @@ class Connection(asyncio.BufferedProtocol):
         if accepted is not None:
             encoding = choose_encoding(accepted)
             if encoding != "identity":
-                buffers = [deflate(buffers, encoding)]
-                nbytes = len(buffers[0])
                 head += b"Content-Encoding: %b\r\n" % encoding.encode()
+                self._deflate(head, buffers, nbytes, encoding, reply)
+                return
         self._send(head, buffers, nbytes, reply)
+
+    def _deflate(self, head: bytes, buffers: list[Buffer], nbytes: int, encoding: str, reply: Reply) -> None:
+        if nbytes <= AT_ONCE_NBYTES:
+            data = deflate(buffers, encoding)
+            self._send(head, [data], len(data), reply)
+        else:
+            work = asyncio.get_running_loop().run_in_executor(self._worker, deflate, buffers, encoding)
+            work.add_done_callback(partial(self._on_deflated, head, reply))
+
+    def _on_deflated(self, head: bytes, reply: Reply, deflated: asyncio.Future[bytes]) -> None:
+        """Whoever leaves meanwhile, the thread looks at the outputs until here."""
+        reply.release()
+        if not deflated.cancelled() and not self._transport.is_closing():
+            data = deflated.result()
+            self._send(head, [data], len(data), None)
 
     # --- generate and generate_stream ---------------------------------------------------------------------------
 
@@ -419,3 +464,8 @@ class Connection(asyncio.BufferedProtocol):
             self._dataplane.store.free(request.block)
         if request.route is not None:
             self._dataplane.admission.give_back(request.route.model, request.admitted)
+
+
+def _body(request: HttpRequest, data: bytes | bytearray | memoryview) -> Body:
+    header_nbytes = header_size(request.headers, len(request.json) + len(data))
+    return Body(memoryview(data), header_nbytes, request.block, request.offset, request.json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway.dataplane import DataPlane
 from gateway.header_forwarding import HeaderForwarding
@@ -35,6 +36,7 @@ class HttpFront:
         self._dataplane = dataplane
         self._endpoints = Endpoints(dataplane, max_input_size, custom_metrics, forwarding)
         self._receive_view = memoryview(bytearray(_RECEIVE_NBYTES))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="HTTP compression")  # has no thread until it is needed
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -62,6 +64,7 @@ class HttpFront:
         for connection in list(self.connections):
             connection.abort()
         await self._until_all_are_gone()
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def _until_all_are_gone(self) -> None:
         while self.connections:
@@ -69,7 +72,14 @@ class HttpFront:
             await self._all_gone.wait()
 
     def _connection(self) -> Connection:
-        return Connection(self._dataplane, self._endpoints, self._receive_view, self.connections.add, self._forget)
+        return Connection(
+            self._dataplane,
+            self._endpoints,
+            self._receive_view,
+            self._worker,
+            self.connections.add,
+            self._forget,
+        )
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -437,6 +437,68 @@ def test_compressed_requests_and_replies(run: Run) -> None:
     run(test)
 
 
+def packed(data: bytes, headers: str = "") -> bytes:
+    _, _, body = identity(data).partition(b"\r\n\r\n")
+    headers += f"Content-Encoding: gzip\r\nInference-Header-Content-Length: {len(body) - len(data)}\r\n"
+    return post("/v2/models/id_uint8/infer", gzip.compress(body, 1), headers)
+
+
+def test_while_a_large_request_is_inflated_others_are_served(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client, stand.client() as other:
+            client.send(packed(bytes(48 << 20)))
+            assert (await other.ask(LIVE)).status == 200
+            assert not stand.bus.submitted
+            reply = await client.reply()
+            assert reply.status == 200 and reply.body.endswith(bytes(48 << 20))
+
+    run(test)
+
+
+def test_while_a_large_reply_is_deflated_others_are_served(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        data = bytes(range(256)) * (16 << 12)
+        stand.bus.hold = True
+        async with stand.client() as client, stand.client() as other:
+            client.send(packed(data, "Accept-Encoding: gzip\r\n"))
+            await stand.until(lambda: stand.bus.held)
+            waits = asyncio.create_task(client.reply())
+            stand.bus.held.pop().run()
+            assert (await other.ask(LIVE)).status == 200
+            assert not waits.done()
+            reply = await waits
+            assert reply.headers["content-encoding"] == "gzip"
+            assert gzip.decompress(reply.body).endswith(data)
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", ["inflating", "deflating"])
+def test_a_client_that_leaves_while_its_body_is_packed_leaves_nothing(run: Run, when: str) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            client.send(packed(bytes(16 << 20), "Accept-Encoding: gzip\r\n"))
+            if when == "deflating":
+                await stand.until(lambda: stand.bus.submitted)
+        await stand.until(lambda: not stand.front.connections)
+        await stand.until(lambda: memory_in_use(stand.bus.gateway_store) == memory_in_use(stand.bus.stub_store) == 0)
+
+    run(test)
+
+
+def test_what_is_too_large_or_none_after_much_is_refused(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            reply = await client.ask(packed(bytes(65 << 20)))
+            assert reply.status == 400 and "exceeds the maximum allowed value" in reply.json()["error"]
+            body = gzip.compress(bytes(1 << 20))[:-9]
+            reply = await client.ask(post("/v2/models/id_uint8/infer", body, "Content-Encoding: gzip\r\n"))
+            assert reply.json() == {"error": "unable to decompress the request body: it ends too early"}
+            assert (await client.ask(LIVE)).status == 200
+
+    run(test)
+
+
 def test_an_unknown_encoding_is_answered_with_those_we_take(run: Run) -> None:
     async def test(stand: Stand) -> None:
         async with stand.client() as client:
@@ -488,7 +550,7 @@ def test_draining_ends_at_its_deadline(run: Run) -> None:
             await stand.until(lambda: stand.bus.held)
             await stand.front.drain(0.01)
             assert await client.is_closed()
-            assert stand.bus.submitted[0].cancelled
+            await stand.bus.wait_for_cancel(0)
 
     run(test)
 
