@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-one-half test-other-half check bench
+.PHONY: install run test test-one-half test-other-half check bench system-compose
 
 install: $(INSTALLED)
 
@@ -50,3 +50,7 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# The stack of deploy/compose.yaml, for real; skipped without Docker.
+system-compose: $(INSTALLED)
+	$(BIN)/python -m pytest -q -rs tests/deploy/system_compose.py

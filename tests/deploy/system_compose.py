@@ -1,0 +1,155 @@
+"""The stack of compose.yaml as its users run it: ``make system-compose``. Needs Docker; takes some minutes.
+
+The image is built unless TENSORBUS_IMAGE names one. Grafana is left out: its dashboard is asked of Prometheus here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from tests.deploy.stack import Load, Stack, ask, eventually, make_repository, why_not
+from tests.deploy.test_monitoring import dashboard_expressions
+
+reason = why_not()
+pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(reason), reason=reason)]
+
+# Panels that have nothing to show while nothing goes wrong, or no model has what they show.
+EMPTY = {"Why batches were closed"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for parent in list(path.parents)[:2]:
+        parent.chmod(0o755)
+    return make_repository(path)
+
+
+def running(models: Path, project: str, *overrides: str) -> Iterator[Stack]:
+    stack = Stack(project, models, *overrides)
+    try:
+        if "TENSORBUS_IMAGE" not in os.environ:
+            stack.compose("build", "stub", timeout_s=800)
+        stack.up()
+        yield stack
+        wrong = [line for line in stack.logs().splitlines() if line.startswith("E") or "Traceback" in line]
+        assert not wrong, "\n".join(wrong[:20])
+    except BaseException:
+        print(stack.logs()[-20000:])
+        raise
+    finally:
+        stack.down()
+
+
+def answers_large_tensors(stack: Stack) -> None:
+    random = np.random.default_rng(1)
+    for module, url in ((http, stack.http), (grpc, stack.grpc)):
+        with module.InferenceServerClient(url) as client:
+            for _ in range(20):
+                assert ask(module, client, random.standard_normal(1_000_000).astype(np.float32))[0] == ""
+
+
+class TestWithSharedMemory:
+    @pytest.fixture(scope="class")
+    def stack(self, models: Path) -> Iterator[Stack]:
+        yield from running(models, "tensorbus-shm")
+
+    def test_large_tensors_go_by_shared_memory(self, stack: Stack) -> None:
+        answers_large_tensors(stack)
+        stack.await_value('sum(tensorbus_gateway_requests_total{path="shm"})', 40)
+        assert stack.value('sum(tensorbus_gateway_requests_total{path="frames"})') == 0
+
+    def test_stub_hosts_come_and_go_under_load_and_every_request_is_answered_and_counted(self, stack: Stack) -> None:
+        before = int(stack.value("sum(nv_inference_request_success)"))
+        load = Load(stack)
+        try:
+            load.await_more(100)
+            assert len(load.hosts) == 1
+            stack.up(stub=3)
+            eventually(lambda: len(load.hosts) == 3, 60, "answers of three hosts")
+            assert len(load.places) == 6  # two instances on each
+            stack.await_value('count(up{job="stub"} == 1)', 3)
+            stack.await_value("tensorbus_broker_stub_hosts", 3)
+            load.await_more(500)
+            stack.up(stub=1)
+            stack.await_value("tensorbus_broker_stub_hosts", 1)
+            stack.await_value('count(up{job="stub"})', 1)
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+        stack.await_value("sum(nv_inference_request_success)", before + load.sent)
+        stack.await_value("sum(tensorbus_gateway_requests_total)", before + load.sent)
+        assert stack.value("sum(nv_inference_request_failure)") == 0
+
+    def test_the_dashboard_has_something_to_show(self, stack: Stack) -> None:
+        empty = {title for title, expression in dashboard_expressions() if not stack.query(expression)}
+        assert empty == EMPTY
+
+    def test_no_alert_fires(self, stack: Stack) -> None:
+        assert stack.query('ALERTS{alertstate="firing"}') == []
+
+    def test_a_broker_that_is_killed_and_comes_back_finds_its_instances(self, stack: Stack) -> None:
+        load = Load(stack)
+        try:
+            load.await_more(100)
+            places = set(load.places)
+            stack.compose("kill", "broker")
+            stack.up()
+            load.failures.clear()
+            load.places.clear()
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+        assert set(load.places) == places
+
+
+class TestWithoutSharedMemory:
+    @pytest.fixture(scope="class")
+    def stack(self, models: Path) -> Iterator[Stack]:
+        yield from running(models, "tensorbus-frames", "compose.frames.yaml")
+
+    def test_large_tensors_go_in_frames(self, stack: Stack) -> None:
+        answers_large_tensors(stack)
+        stack.await_value('sum(tensorbus_gateway_requests_total{path="frames"})', 40)
+        assert stack.value('sum(tensorbus_gateway_requests_total{path="shm"})') == 0
+
+    def test_stub_hosts_come_and_go_under_load(self, stack: Stack) -> None:
+        load = Load(stack)
+        try:
+            stack.up(stub=2)
+            eventually(lambda: len(load.hosts) == 2, 60, "answers of two hosts")
+            stack.up(stub=1)
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+
+
+class TestWithMoreGateways:
+    @pytest.fixture(scope="class")
+    def stack(self, models: Path) -> Iterator[Stack]:
+        yield from running(models, "tensorbus-gateways", "compose.gateways.yaml")
+
+    def test_gateways_come_and_go_under_load(self, stack: Stack) -> None:
+        load = Load(stack)
+        try:
+            load.await_more(50)
+            stack.up(gateway=3)
+            stack.await_value("tensorbus_broker_gateways", 3)
+            stack.await_value("count(tensorbus_gateway_requests_total > 0)", 3)
+            stack.up(gateway=1)
+            stack.await_value("tensorbus_broker_gateways", 1)
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+        stack.await_value("sum(nv_inference_request_success)", load.sent)
