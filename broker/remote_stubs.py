@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.events import Event, Send, Spawn, StubDied, StubSaid, Watch
+from broker.events import Event, Send, Spawn, StubDied, StubSaid, WatchStatus
 from broker.fetches import Fetches, owner_of
 from broker.membership import Membership
 from broker.model import VersionSource
@@ -138,7 +138,7 @@ class RemoteStubs:
         self._forget(key)
         self._post(StubDied(key, message.status, message.inside))
 
-    def watch(self, action: Watch) -> None:
+    def watch(self, action: WatchStatus) -> None:
         """Its host does."""
 
     def hear_out(self, key: str) -> int | None:
