@@ -80,13 +80,12 @@ def make_repository(path: Path) -> Path:
 def eventually(condition: Callable[[], T], timeout_s: float, what: str) -> T:
     """The first true value of ``condition``; what it raises of a network counts as false."""
     deadline = time.monotonic() + timeout_s
-    last: Any = None
     while True:
         with suppress(OSError):
-            last = condition()
-            if last:
-                return last
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; last: {last}"
+            found = condition()
+            if found:
+                return found
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.2)
 
 

@@ -68,7 +68,7 @@ def test_every_metric_is_in_the_catalogue() -> None:
     known = {family.name for family in CATALOGUE}
     used = {name for _, expression in dashboard_expressions() for name in OURS.findall(expression)}
     used |= {name for rule in rules() for name in OURS.findall(rule["expr"])}
-    assert used - known == NOT_YET
+    assert used - known <= NOT_YET
 
 
 def test_counters_are_shown_as_rates_and_gauges_as_they_are() -> None:
