@@ -240,12 +240,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- inference ----------------------------------------------------------------------------------------------
 
-    def _infer(self, request: HttpRequest, route: Route, inflated: Callable[[], bytearray] | None = None) -> None:
+    def _infer(self, request: HttpRequest, route: Route, inflated: bytearray | None = None) -> None:
         call = None
         try:
             try:
                 signature = self._single_response_signature(route)
-                data = self._plain(request, route) if inflated is None else inflated()
+                data = self._plain(request, route) if inflated is None else inflated
                 if data is None:
                     return
                 body = _body(request, data)
@@ -260,8 +260,11 @@ class Connection(asyncio.BufferedProtocol):
         except UnsupportedEncoding as error:
             self._respond(error_response(error, b"Accept-Encoding: gzip, deflate\r\n"))
         except ServingError as error:
-            self._dataplane.refused(route.model, call.request_id if call is not None else "", error)
-            self._respond(error_response(error))
+            self._refuse(route, call.request_id if call is not None else "", error)
+
+    def _refuse(self, route: Route, request_id: str, error: ServingError) -> None:
+        self._dataplane.refused(route.model, request_id, error)
+        self._respond(error_response(error))
 
     def _signature(self, route: Route) -> Signature:
         if self._endpoints.exiting:
@@ -291,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
         return None if slot is None else slot.block
 
     def _plain(self, request: HttpRequest, route: Route) -> Buffer | None:
-        """The body as it was before it was compressed; None if that takes long: then ``_infer`` is called again."""
+        """The body as it was before it was compressed; None if that takes long, and ``_infer`` is called again then."""
         if not is_compressed(request.headers.get(b"content-encoding", b"identity")):
             return request.body
         limit = self._endpoints.max_input_size
@@ -303,9 +306,15 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def _on_inflated(self, request: HttpRequest, route: Route, inflated: asyncio.Future[bytearray]) -> None:
+        """No error is raised here: with it, what has been inflated would stay until cycles are looked for."""
         self._inflating = None
-        if not inflated.cancelled():  # the client is there
-            self._infer(request, route, inflated.result)
+        if inflated.cancelled():  # the client has gone
+            return
+        error = inflated.exception()
+        if error is None:
+            self._infer(request, route, inflated.result())
+        else:
+            self._refuse(route, "", error if isinstance(error, ServingError) else InternalError(repr(error)))
 
     def _on_reply(self, reply: Reply) -> None:
         if not reply.final:
@@ -352,9 +361,14 @@ class Connection(asyncio.BufferedProtocol):
     def _on_deflated(self, head: bytes, reply: Reply, deflated: asyncio.Future[bytes]) -> None:
         """Whoever leaves meanwhile, the thread looks at the outputs until here."""
         reply.release()
-        if not deflated.cancelled() and not self._transport.is_closing():
+        if deflated.cancelled() or self._transport.is_closing():
+            return
+        error = deflated.exception()
+        if error is None:
             data = deflated.result()
             self._send(head, [data], len(data), None)
+        else:
+            self._respond(error_response(InternalError(repr(error))))
 
     # --- generate and generate_stream ---------------------------------------------------------------------------
 
@@ -367,8 +381,7 @@ class Connection(asyncio.BufferedProtocol):
             self._call = self._dataplane.infer(call, self._on_generated)
             self._generated = Generated(streaming=route.endpoint == GENERATE_STREAM)
         except ServingError as error:
-            self._dataplane.refused(route.model, call.request_id if call is not None else "", error)
-            self._respond(error_response(error))
+            self._refuse(route, call.request_id if call is not None else "", error)
 
     def _on_generated(self, reply: Reply) -> None:
         if reply.final:
