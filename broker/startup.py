@@ -14,24 +14,24 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from broker import auto_complete, config_loading, execution_env
-from broker.backends import Backend, with_settings
+from broker.backends import Backend
 from broker.ensemble import Plan
-from broker.events import Action, Kill, Prepare, Prepared, Say, Send, StubDied, WatchStatus
+from broker.events import Action, Kill, Prepare, Prepared, Say, StubDied, WatchStatus
 from broker.host_table import HostTable
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.instance_update import compare, with_instances
+from broker.load_messages import LoadMessages
 from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
-from broker.model_config import InstanceSpec, ModelConfig, Scheduler
+from broker.model_config import InstanceSpec, Scheduler
 from broker.processes import end_process, end_processes, spawn, start_process
 from broker.rate_limiter import RateLimiter
 from broker.registry import Registry
 from broker.roster import Roster
 from broker.settings import BrokerSettings
-from broker.signature import initialize_args, signature
-from broker.time_limits import LOAD as LOAD_LIMIT
+from broker.signature import signature
 from broker.time_limits import TimeLimits
 from protocol.errors import InternalError, ServingError, error_of
-from protocol.messages import LOAD, VERSION, Configured, Failed, Handle, Hello, Load, Ready
+from protocol.messages import Configured, Failed, Handle, Hello, Ready
 from protocol.services import Environment
 
 
@@ -56,11 +56,11 @@ class Startup:
         self._settings = settings
         self._registry = registry
         self._roster = roster
-        self._probe = probe
         self._nonce = nonce
         self._limits = limits
         self._settled = settled
         self._limiter = limiter
+        self._load_messages = LoadMessages(settings, roster, limits, probe)
         self._waiting: deque[ModelVersion] = deque()
         self._busy: set[ModelVersion] = set()
 
@@ -131,6 +131,10 @@ class Startup:
             version.environment = None if env is None else Environment(*env)
             return self._complete(version, now)
         return [Prepare(version, env)]
+
+    def _backend(self, version: ModelVersion) -> Backend | None:
+        """None for a model whose version directory has its code."""
+        return self._settings.backends.get(version.config.backend)
 
     def prepared(self, event: Prepared, now: int) -> list[Action]:
         version = event.version
@@ -271,7 +275,7 @@ class Startup:
         if found is not None and found[1].state is InstanceState.FINISHING:  # it did not know yet
             return []
         if isinstance(message, Hello):
-            return self._hello(key, message, now)
+            return self._load_messages.answer(key, message, now)
         self._limits.done(key)
         configuring = self._roster.configuring(key)
         if configuring is not None:
@@ -284,37 +288,6 @@ class Startup:
         if isinstance(message, Failed):
             return self._instance_failed(version, instance, message, now)
         return [Kill(key)]
-
-    def _hello(self, key: str, message: Hello, now: int) -> list[Action]:
-        if message.version != VERSION:
-            return [Kill(key), Say("error", "a stub speaks another protocol version", {"version": message.version})]
-        configuring = self._roster.configuring(key)
-        if configuring is not None:
-            config = with_settings(configuring.config, self._backend(configuring))
-            self._limits.begin(key, configuring.name, configuring.config, LOAD_LIMIT, now)
-            return [self._send_load(key, "auto_complete", configuring, auto_complete_args(configuring, config))]
-        found = self._roster.serving(key)
-        if found is None:
-            return []
-        version, instance = found
-        instance.on(InstanceEvent.HELLO)
-        self._limits.begin(key, instance.spec.name, version.config, LOAD_LIMIT, now)
-        update = version.update if instance in version.joining else None
-        config = update.config if update is not None and update.config is not None else version.config
-        config = with_settings(config, self._backend(version))
-        args = initialize_args(config, instance.spec, version.version, version.source.directory)
-        return [self._send_load(key, "serve", version, args)]
-
-    def _send_load(self, key: str, mode: str, version: ModelVersion, args: dict[str, str]) -> Send:
-        source, backend = version.source, self._backend(version)
-        file = backend.model_file if backend is not None else source.model_file
-        directory = self._settings.shm_directory
-        unread = self._settings.max_unread_bytes
-        return Send(key, Load(LOAD, mode, file, source.version_directory, args, self._probe, directory, unread))
-
-    def _backend(self, version: ModelVersion) -> Backend | None:
-        """None for a model whose version directory has its code."""
-        return self._settings.backends.get(version.config.backend)
 
     def _configured(self, version: ModelVersion, message: Ready | Configured | Failed, now: int) -> list[Action]:
         key, version.configuring = version.configuring, None
@@ -417,12 +390,3 @@ def _stop_joining(version: ModelVersion) -> list[Action]:
     version.leaving += version.joining
     version.joining = []
     return actions
-
-
-def auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, str]:
-    return {
-        "model_config": auto_complete.request(config),
-        "model_repository": version.source.directory,
-        "model_version": str(version.version),
-        "model_name": config.name,
-    }
