@@ -37,3 +37,14 @@ def _inside(name: str) -> str:
             f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
         )
     return path
+
+
+def read(directory: str) -> dict[str, bytes]:
+    """All of them, by their paths in the directory. Raises OSError."""
+    files = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                files[os.path.relpath(path, directory)] = file.read()
+    return files

@@ -54,6 +54,12 @@ class Repositories:
     async def load(self, broker: BrokerServer, only: Collection[str] | None = None) -> None:
         """The models to begin with, all or some with the models of ensembles among them. Returns when each is READY or
         has failed. Raises ServingError."""
+        total = await self.begin_load(broker, only)
+        if total:
+            await _loaded(broker, total)
+
+    async def begin_load(self, broker: BrokerServer, only: Collection[str] | None = None) -> int:
+        """The same, without waiting; returns how many versions are to be loaded. Raises ServingError."""
         scan, along = await asyncio.to_thread(self._scan, only)
         _say(scan.log)
         registry = broker.core.registry
@@ -62,7 +68,7 @@ class Repositories:
         sources = [source for directory in scan.models for source in _sources_at_start(directory, registry)]
         if sources:
             broker.post(LoadModels(sources, frozenset(along)))
-            await _loaded(broker, len(sources))
+        return len(sources)
 
     def _scan(self, only: Collection[str] | None) -> tuple[repository.Scan, set[str]]:
         """What is found, and which models of it were not asked for by name."""

@@ -14,7 +14,7 @@ from broker.events import ModelSaid, StartServing, StopServing
 from broker.model_config import PYTHON_BACKEND
 from broker.response_cache import ResponseCache
 from broker.server import BrokerServer
-from broker.settings import BrokerSettings, DelayScheduler, ResourceLimit
+from broker.settings import BrokerSettings
 from broker.stubs import LocalStubs
 from gateway.admission import Admission
 from gateway.dataplane import EXTENSIONS, SERVER_VERSION, DataPlane
@@ -26,7 +26,8 @@ from shm.segment import default_directory
 from shm.store import Reader, Store
 from shm.sweep import sweep
 from stub.launcher import Launcher
-from tensorbus import backends, gpus, reload
+from tensorbus import backends, gpus
+from tensorbus.broker_settings import broker_settings
 from tensorbus.cache import open_cache
 from tensorbus.cloud import Cloud
 from tensorbus.embedded import EmbeddedBus
@@ -34,7 +35,7 @@ from tensorbus.environments import Environments
 from tensorbus.fronts import Fronts
 from tensorbus.functions import Functions
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
-from tensorbus.polling import Poller, poll_for_ever
+from tensorbus.model_watch import ModelWatch
 from tensorbus.repository import Repositories
 from tensorbus.running import within
 from tensorbus.settings import ServeSettings
@@ -58,32 +59,13 @@ class Services:
         self.recorder = Recorder(custom=settings.allow_metrics)
         self._fronts = Fronts(settings, self.recorder)
         self._housekeeping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._polling: asyncio.Task[None] | None = None
         self._backends = backends.find(settings.backend_directory, settings.backend_values)
         cache = open_cache(settings.response_cache_nbytes, self._shm_directory, self._reader)
         self.recorder.cache = cache and cache.responses.record
         bus = f"ipc://{run_dir}/bus"
         self._launcher = Launcher(bus, run_dir, self._shm_directory, self._on_exit, log_printed)
         self.functions = Functions(bus, self._launcher, self._on_thread_exit)
-        broker_settings = BrokerSettings(
-            bus=bus,
-            shm_directory=self._shm_directory,
-            auto_complete=not settings.disable_auto_complete_config,
-            strict_readiness=settings.strict_readiness,
-            explicit_control=settings.model_control_mode == "explicit",
-            load_concurrency=settings.model_load_thread_count,
-            load_retries=settings.model_load_retry_count,
-            namespaces=settings.namespaces,
-            response_cache=cache is not None,
-            max_queued_requests=settings.max_queued_requests,
-            max_unread_bytes=settings.max_unread_bytes,
-            rate_limits=_rate_limits(settings),
-            backends=self._backends,
-            gpus=gpus.usable(),
-            delay_scheduler=DelayScheduler(settings.delay_scheduler, settings.backlog_delay_scheduler),
-            explains=lambda: current_settings().log_verbose_level >= 1,
-        )
+        broker = broker_settings(settings, bus, self._shm_directory, self._backends, cache is not None, gpus.usable())
         self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
         self.repositories = Repositories(
             self._cloud,
@@ -94,8 +76,8 @@ class Services:
         )
         environments = Environments(run_dir, settings.cache_directory)
         self.broker = BrokerServer(
-            self._core(broker_settings, cache and cache.responses),
-            broker_settings,
+            self._core(broker, cache and cache.responses),
+            broker,
             LocalStubs(bus, self._shm_directory, self._reader),
             self.functions.spawn,
             self.functions.kill,
@@ -105,6 +87,7 @@ class Services:
             _said,
             cache and cache.memory,
         )
+        self._watch = ModelWatch(settings, self.broker, self.repositories)
 
     def _core(self, settings: BrokerSettings, cache: ResponseCache | None) -> Core:
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -139,11 +122,8 @@ class Services:
         for flag in settings.ignored_flags:
             log.warning(f"--{flag} has no effect here")
         await self.repositories.open()
-        polls = settings.model_control_mode == "poll" and settings.repository_poll_secs > 0
-        poller = Poller(await self.repositories.look()) if polls else None
+        await self._watch.look()
         await self.repositories.load(self.broker, settings.models_at_start)
-        if poller is not None:
-            poller.try_again(self.broker.core.registry.failed())
         await fronts
         index = self.broker.core.registry.index(ready=False)
         log_table(repository_agents_table())
@@ -158,14 +138,9 @@ class Services:
         dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings(), admission)
         self.dataplane = dataplane
         self.broker.post(StartServing())
-        watches = await reload.first_look(self.broker) if settings.reload else {}
+        await self._watch.start()
         await self._fronts.start(dataplane)
         self._housekeeping = asyncio.create_task(self._fronts.keep_house(dataplane, self._trim))
-        if settings.reload:
-            self._watching = asyncio.create_task(reload.watch(self.broker, watches))
-        if poller is not None:
-            every_s = settings.repository_poll_secs
-            self._polling = asyncio.create_task(poll_for_ever(self.broker, self.repositories, poller, every_s))
 
     def _backends_in_use(self) -> dict[str, str]:
         """With the file that runs the models of each; Python models have files of their own."""
@@ -186,9 +161,9 @@ class Services:
     async def stop(self) -> bool:
         """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
-        for task in (self._housekeeping, self._watching, self._polling):
-            if task is not None:
-                task.cancel()
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        self._watch.stop()
         self.broker.post(StopServing())
         self._cloud.stop()
         await self.broker.stop_preparing()
@@ -222,12 +197,6 @@ class Services:
     def _say_live(self, left_s: float) -> None:
         live = len(self.broker.core.registry.unfinished())
         log.info(f"Timeout {left_s:.0f}: Found {live} live models and 0 in-flight non-inference requests")
-
-
-def _rate_limits(settings: ServeSettings) -> tuple[ResourceLimit, ...] | None:
-    if settings.rate_limit == "off":
-        return None
-    return tuple(ResourceLimit(*one) for one in settings.rate_limit_resource)
 
 
 def _said(line: ModelSaid) -> None:

@@ -1,0 +1,141 @@
+"""``tensorbus broker``: the broker of a scaled stack, which gateways and stub hosts dial."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker import model_files
+from broker.catalogue import Catalogues
+from broker.core import Core
+from broker.events import Event, ModelSaid, StartServing, StopServing
+from broker.execution_env import ExecutionEnv
+from broker.membership import Membership
+from broker.model import VersionSource
+from broker.remote_gateways import RemoteGateways
+from broker.remote_stubs import RemoteStubs
+from broker.server import BrokerServer
+from broker.service_bus import ServiceBus
+from metrics.recorder import Recorder
+from protocol.interpreters import Interpreter
+from protocol.messages import Handle
+from tensorbus import backends, running
+from tensorbus.broker_settings import broker_settings
+from tensorbus.cloud import Cloud
+from tensorbus.links import Listener
+from tensorbus.logs import log_line
+from tensorbus.model_watch import ModelWatch
+from tensorbus.repository import Repositories
+from tensorbus.run_directory import run_directory
+from tensorbus.running import failed, within
+
+if TYPE_CHECKING:
+    from tensorbus.service_settings import BrokerServiceSettings
+
+log = structlog.get_logger()
+
+BEAT_NS, SILENCE_NS = 500_000_000, 2_000_000_000
+_NONCE_BYTES = 32
+
+
+async def run(settings: BrokerServiceSettings) -> int:
+    """Until SIGINT or SIGTERM; the exit code."""
+    if not settings.model_repository:
+        return failed("Invalid argument - --model-repository must be specified", "broker")
+    with run_directory() as run_dir:
+        return await running.run(BrokerService(settings, run_dir), "broker")
+
+
+class BrokerService:
+    """A running.Service. Models come up as the hosts do that run them; nothing here waits for one."""
+
+    def __init__(self, settings: BrokerServiceSettings, run_dir: str) -> None:
+        self._settings = settings
+        self.recorder = Recorder(custom=settings.allow_metrics)
+        found = backends.find(settings.backend_directory, settings.backend_values)
+        broker = broker_settings(settings, "", "", found, response_cache=False, hosted=True)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+        self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
+        self._repositories = Repositories(
+            self._cloud, not settings.disable_auto_complete_config, run_dir, settings.model_config_name
+        )
+        repositories = settings.model_repository
+        membership = Membership(settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS)
+        self._link = Listener(settings.bind, settings.trust, self._heard, self._done)
+        self.bus = ServiceBus(self._link, membership, BEAT_NS)
+        self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
+        self.server = BrokerServer(
+            Core(broker, self.recorder, Handle("", 0, 0), nonce, epoch_ms),
+            broker,
+            self._stubs,
+            self._stubs.spawn,
+            self._stubs.kill,
+            self._stubs.abort,
+            _no_environment,
+            self._repositories,
+            _said,
+            dismiss=self.bus.dismiss,
+        )
+        self._catalogues = Catalogues(self.server.core.registry, membership, self.bus.send)
+        self._gateways = RemoteGateways(
+            self.server, membership, self.bus.fetches, self._catalogues, self.bus.send
+        )
+        self._watch = ModelWatch(settings, self.server, self._repositories)
+
+    def _heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
+        self.bus.heard(service, header, frames)
+
+    def _done(self) -> None:
+        self.bus.done()
+
+    def _post(self, event: Event) -> None:
+        self.server.post(event)
+
+    def _files(self, source: VersionSource) -> dict[str, bytes]:
+        """Of a model that stub hosts do not find in their repositories."""
+        if any(source.directory.startswith(os.path.join(path, "")) for path in self._settings.model_repository):
+            return {}
+        return model_files.read(source.directory)
+
+    async def start(self) -> None:
+        """Raises ServingError or CannotListen."""
+        self.server.start()
+        self.bus.start(self.server, self._stubs, self._gateways, self._catalogues)
+        await self._repositories.open()
+        await self._watch.look()
+        await self._repositories.begin_load(self.server, self._settings.models_at_start)
+        self.server.post(StartServing())
+        self._link.start()
+        await self._watch.start()
+
+    async def stop(self) -> bool:
+        deadline = time.monotonic() + self._settings.exit_timeout_secs
+        self._watch.stop()
+        self.server.post(StopServing())
+        self._cloud.stop()
+        core = self.server.core
+        drained = await within(deadline, lambda: not core.in_flight(), self._say_in_flight)
+        finished = drained and await within(deadline, lambda: not core.processes, lambda left_s: None)
+        self.bus.close()
+        self.server.close()
+        self._link.close()
+        await asyncio.to_thread(self._cloud.close)
+        return finished
+
+    def _say_in_flight(self, left_s: float) -> None:
+        for name, count in self.server.core.in_flight().items():
+            log.info(f"Model {name} has {count} in-flight inferences")
+
+
+async def _no_environment(env: ExecutionEnv) -> Interpreter:
+    raise AssertionError("stub hosts make the environments of models")
+
+
+def _said(line: ModelSaid) -> None:
+    log_line(line.level, line.file, line.line, line.text)
