@@ -83,9 +83,7 @@ class BrokerService:
             dismiss=self.bus.dismiss,
         )
         self._catalogues = Catalogues(self.server.core.registry, membership, self.bus.send)
-        self._gateways = RemoteGateways(
-            self.server, membership, self.bus.fetches, self._catalogues, self.bus.send
-        )
+        self._gateways = RemoteGateways(self.server, membership, self.bus.fetches, self._catalogues, self.bus.send)
         self._watch = ModelWatch(settings, self.server, self._repositories)
 
     def _heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
