@@ -41,7 +41,7 @@ class ModelControl:
         startup: Startup,
         serving: Serving,
         lines: LoadLines,
-        fill: Callable[[ModelVersion], list[Action]],
+        fill: Callable[[ModelVersion, int], list[Action]],
     ) -> None:
         """``fill`` has a version that has come to serve get what it lacks on hosts that have joined meanwhile."""
         self._fill = fill
@@ -136,7 +136,7 @@ class ModelControl:
         if generation.came_up():
             actions = self._serving.take_over(generation, now)
             for version in generation.versions:
-                actions += self._fill(version)
+                actions += self._fill(version, now)
             self._bring_back(line.model)
             if self._serving.is_settled(line.model) or not line.orders:
                 return actions + self._next(line, None)
@@ -236,6 +236,9 @@ class ModelControl:
 
     def next_deadline(self) -> int | None:
         return min((one.settles_until for one in self._lines.values() if one.settles_until), default=None)
+
+    def is_loading(self, model: str) -> bool:
+        return model in self._lines
 
     @property
     def assembling(self) -> bool:

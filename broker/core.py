@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from broker.adoption import Adoption
 from broker.answering import Answering, breach
 from broker.arriving_calls import ArrivingCalls
 from broker.asked import Asked
@@ -103,7 +104,7 @@ class Core:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``probe`` and ``nonce`` are for Load."""
         self._settings = settings
         self.registry = Registry(settings.namespaces)
-        self._roster = Roster()
+        self._roster = Roster(settings.first_number)
         self._releases = Releases(settings.release_delay_ns)
         kept = cache or ResponseCache("", CacheRecord(0))
         unread = settings.max_unread_bytes
@@ -118,7 +119,7 @@ class Core:
         self._arriving_calls = ArrivingCalls(
             self.registry, self._roster, self._answering.calls, self._requests, self.readiness.ask
         )
-        table = HostTable(settings.hosted, settings.gpus)
+        table, adoption = HostTable(settings.hosted, settings.gpus), Adoption(self._roster, self._answering)
         self._startup = Startup(
             settings,
             self.registry,
@@ -129,6 +130,7 @@ class Core:
             lambda *settled: self._control.settled(*settled),
             self._limiter,
             table,
+            adoption,
         )
         self._recovery = Recovery(settings, self._roster, self._answering)
         self._serving = Serving(
@@ -140,7 +142,7 @@ class Core:
             self._answering.caching.changed,
         )
         lines = LoadLines(self._roster, settings.namespaces)
-        self.hosts = self._stub_hosts(table)
+        self.hosts = self._stub_hosts(table, adoption)
         self._control = ModelControl(self.registry, self._startup, self._serving, lines, self.hosts.fill)
         self._asked = Asked(
             settings, self.registry, self._roster, lines, self._serving, self._control, self.readiness.ask
@@ -149,17 +151,26 @@ class Core:
         self._on_event = self._event_table()
         self._on_message = self._message_table()
 
-    def _stub_hosts(self, table: HostTable) -> Hosts:
+    def _stub_hosts(self, table: HostTable, adoption: Adoption) -> Hosts:
         return Hosts(
             table,
             self.registry,
             self._roster,
             self._startup,
+            adoption,
             self._serving.leaving,
             self._recovery,
             self._stub_died,
             self._dispatcher.touch,
+            self._load_again,
+            lambda model: self._control.is_loading(model),
         )
+
+    def _load_again(self, model: str, now: int) -> list[Action]:
+        """Somebody has had it loaded by an earlier broker."""
+        if not self._settings.explicit_control:
+            return []
+        return self._asked.load(LoadModel(model, None, lambda error: None), now)
 
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {
@@ -210,7 +221,7 @@ class Core:
         """Ends a turn: one message for each instance that gets work."""
         actions = self._requests.dispatch(now) + self._control.leave(now)
         if self.hosts:
-            actions += self.hosts.dismiss()
+            actions += self.hosts.leave()
         if self._limiter is not None:
             actions += self._limiter.news()
         return actions + self._finish_idle() if self.stopping else actions
@@ -350,6 +361,10 @@ class Core:
     def refuse_when_full(self, model: str, version: int) -> None:
         """Raises the Unavailable that a request would be refused with now, if too many wait."""
         self._requests.refuse_when_full(self.registry.find(model, version))
+
+    def is_living(self, request: int) -> bool:
+        """Whether it is still to be answered."""
+        return request in self._answering.living
 
     @property
     def processes(self) -> int:

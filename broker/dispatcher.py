@@ -45,7 +45,7 @@ class Dispatcher:
         self._limiter = limiter
         self.dirty: dict[ModelVersion, None] = {}
         self._again: dict[ModelVersion, int] = {}  # when a batch has waited for long enough
-        self._last_batch = 0
+        self._last_batch = settings.first_number
 
     def touch(self, version: ModelVersion) -> None:
         """Its instances may be able to take work now: look at the end of the turn."""

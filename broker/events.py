@@ -12,7 +12,7 @@ from broker.queue import Frames, Pending, ReplySink
 from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, TensorRef, ToBroker, ToStub
-from protocol.services import Environment
+from protocol.services import Environment, HeldStub
 
 # --- events -----------------------------------------------------------------------------------------------------
 
@@ -74,6 +74,8 @@ class HostJoined(NamedTuple):
     host: str
     models: tuple[str, ...]
     gpus: tuple[int, ...] = ()
+    held: tuple[HeldStub, ...] = ()  # stubs that another broker has started
+    sink: Callable[[int], ReplySink] | None = None  # of a request that is inside them
 
 
 class HostLeaves(NamedTuple):

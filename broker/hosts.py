@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.adoption import Adoption
 from broker.events import Action, Dismiss, HostJoined, HostLeaves, HostLost, StubDied
 from broker.host_table import HostTable
 from broker.instance import Instance
@@ -30,29 +31,42 @@ class Hosts:
         registry: Registry,
         roster: Roster,
         startup: Startup,
+        adoption: Adoption,
         leaving: Leaving,
         recovery: Recovery,
         died: Callable[[StubDied, int], list[Action]],
         touch: Callable[[ModelVersion], None],
+        load: Callable[[str, int], list[Action]],
+        is_loading: Callable[[str], bool],
     ) -> None:
+        """``load`` is for a model that another broker had loaded because somebody had asked for it."""
         self._table = table
         self._registry = registry
         self._roster = roster
         self._startup = startup
+        self._adoption = adoption
         self._leaving = leaving
         self._recovery = recovery
         self._died = died
         self._touch = touch
+        self._load = load
+        self._is_loading = is_loading
         self._going: dict[str, None] = {}  # hosts on which something may still run; an ordered set
 
     def joined(self, event: HostJoined, now: int) -> list[Action]:
         self._table.add(event)
-        actions = self._startup.resume(now)
+        actions: list[Action] = []
+        if event.sink is not None:
+            actions += self._adoption.add(event.host, event.held, event.sink)
+            for model in sorted(self._adoption.models()):
+                if not self._registry.knows(model):
+                    actions += self._load(model, now)
+        actions += self._startup.resume(now)
         for version in self._registry.serving():
-            actions += self.fill(version)
+            actions += self.fill(version, now)
         return actions
 
-    def fill(self, version: ModelVersion) -> list[Action]:
+    def fill(self, version: ModelVersion, now: int) -> list[Action]:
         """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""
         actions: list[Action] = []
         if version.plan is not None or version.update is not None:  # fills up once it is over
@@ -60,7 +74,7 @@ class Hosts:
         for host in self._table.running(version.name):
             there = [one for one in (*version.instances, *version.arriving) if one.host == host]
             missing, surplus = compare(there, version.config.instances)
-            actions += self._startup.arrive(version, missing, host)
+            actions += self._startup.arrive(version, missing, host, now)
             for instance in surplus:
                 self._send_away(version, instance)
         return actions
@@ -72,6 +86,7 @@ class Hosts:
     def lost(self, event: HostLost, now: int) -> list[Action]:
         host = event.host
         self._going.pop(host, None)
+        self._adoption.remove(host)
         actions = self._withdraw(host, now)
         for key in self._roster.on(host):
             actions += self._died(StubDied(key, -9, None, lost=True), now)
@@ -107,16 +122,20 @@ class Hosts:
         self._leaving.add(version)
         self._touch(version)
 
-    def dismiss(self) -> list[Action]:
-        """At the end of a turn."""
+    def leave(self) -> list[Action]:
+        """Whatever can go does, at the end of a turn."""
+        actions: list[Action] = []
+        for model in self._adoption.models() if self._adoption else ():
+            if not self._is_loading(model):
+                actions += self._adoption.drop(model)
         gone = [host for host in self._going if not self._roster.on(host)]
         for host in gone:
             del self._going[host]
-        return [Dismiss(host) for host in gone]
+        return actions + [Dismiss(host) for host in gone]
 
     def __bool__(self) -> bool:
-        """Whether some are leaving."""
-        return bool(self._going)
+        """Whether anything may leave."""
+        return bool(self._going or self._adoption)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""

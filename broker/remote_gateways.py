@@ -7,8 +7,9 @@ not share wait until the bytes are there, and with them the later ones of the sa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -18,27 +19,34 @@ from broker.catalogue import Catalogues
 from broker.events import LoadModel, Override, UnloadModel
 from broker.fetches import Fetches, owner_of
 from broker.membership import Member, Membership
-from broker.queue import Frames
+from broker.queue import Frames, ReplySink
 from broker.server import BrokerServer
 from broker.statistics import statistics
+from broker.unanswered import UnansweredRequests
 from protocol.errors import ErrorKind, InvalidArgument, ProtocolError, ServingError
 from protocol.messages import Handle, Response
 from protocol.services import (
     ANSWERS,
     COUNTER_BITS,
+    FATE,
     SAID,
+    STUB_HOST,
     Answers,
     Ask,
     Cancelled,
+    Fate,
     Read,
     Said,
     Submitted,
     ToService,
+    Unanswered,
     first_request,
 )
 
 log = structlog.get_logger()
 
+_PATIENCE_NS = 1_500_000_000
+_EARLY_S = 15.0  # after the start no gateway is still to come that a former broker has known
 SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
 
 
@@ -85,6 +93,22 @@ class _Sink:
         self._gateways.inputs_released(self._gateway, self._id)
 
 
+class _LateSink:
+    """Of a request that an earlier broker had taken; its gateway may have to join first."""
+
+    __slots__ = ("_gateways", "_id")
+
+    def __init__(self, gateways: RemoteGateways, id: int) -> None:
+        self._gateways = gateways
+        self._id = id
+
+    def on_response(self, response: Response, origin: str, frames: Frames) -> None:
+        self._gateways.answer_late(self._id, _Answer(response, origin, frames))
+
+    def on_inputs_released(self) -> None:
+        self._gateways.inputs_released_late(self._id)
+
+
 class RemoteGateways:
     def __init__(
         self, server: BrokerServer, membership: Membership, fetches: Fetches, catalogues: Catalogues, send: SendTo
@@ -95,6 +119,10 @@ class RemoteGateways:
         self._catalogues = catalogues
         self._send_to = send
         self._gateways: dict[str, _Gateway] = {}
+        self._by_series: dict[int, _Gateway] = {}  # the same
+        self._known: set[str] = set()  # gateways that were lost before: what they had then is cancelled
+        self._unanswered = UnansweredRequests(_PATIENCE_NS)
+        self._early: dict[int, list[_Answer]] = {}  # answers to requests that their gateway has still to name
         self._asks: dict[str, Callable[[Ask, Say], None]] = {
             "ready": self._ask_ready,
             "statistics": self._ask_statistics,
@@ -106,9 +134,11 @@ class RemoteGateways:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._ends_s = self._loop.time() + _EARLY_S
 
     def joined(self, member: Member) -> None:
-        self._gateways[member.service] = _Gateway(member)
+        gateway = _Gateway(member)
+        self._gateways[member.service] = self._by_series[gateway.series] = gateway
         self._catalogues.joined(member)
 
     def series(self) -> dict[int, str]:
@@ -119,8 +149,11 @@ class RemoteGateways:
         """Nobody wants its requests any more, nor what it has had on lease."""
         gateway = self._gateways.pop(service, None)
         self._catalogues.gone(service)
+        self._unanswered.forget(service)
         if gateway is None:
             return
+        self._known.add(service)
+        del self._by_series[gateway.series]
         self._dirty.pop(gateway, None)
         for id in list(gateway.living):
             self._server.cancel(id)
@@ -196,6 +229,53 @@ class RemoteGateways:
     def _ask_unload(self, message: Ask, say: Say) -> None:
         self._server.post(UnloadModel(message.model, message.unload_dependents, say))
 
+    # --- requests that an earlier broker had taken ------------------------------------------------------------------
+
+    def sink(self, id: int) -> ReplySink:
+        """Of one that a stub holds."""
+        return _LateSink(self, id)
+
+    def handed(self, requests: Iterable[int]) -> None:
+        """Stubs hold them."""
+        self._unanswered.handed(requests)
+
+    def answer_late(self, id: int, answer: _Answer) -> None:
+        gateway = self._by_series.get(id >> COUNTER_BITS) if id > 0 else None
+        if gateway is not None and id in gateway.living:
+            self.answer(gateway, answer)
+        elif id > 0 and self._loop.time() < self._ends_s:
+            self._early.setdefault(id, []).append(answer)
+        elif answer.response.lease:  # nobody will ask for it
+            self._server.release(answer.origin, answer.response.lease)
+
+    def unanswered(self, service: str, message: Unanswered) -> None:
+        if service in self._known:  # it was lost, and all it had cancelled
+            self._send_to(service, Fate(FATE, [], message.requests), ())
+            return
+        series = self._gateways[service].series
+        ours = [id for id in message.requests if id >> COUNTER_BITS == series]
+        self._unanswered.ask(service, ours, message.hosts, time.monotonic_ns())
+        self.settle()
+
+    def settle(self) -> None:
+        """Whenever a host has said what it holds, and from time to time."""
+        hosts = {member.service for member in self._membership.of_role(STUB_HOST)}
+        for service, again, lost in self._unanswered.verdicts(hosts, time.monotonic_ns()):
+            gateway = self._gateways[service]
+            kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}
+            gateway.living |= kept
+            fate = Fate(FATE, [id for id in again if id not in kept], [id for id in lost if id not in kept])
+            self._send_to(service, fate, ())
+            for id in kept:
+                for answer in self._early.pop(id, ()):
+                    self.answer(gateway, answer)
+        if self._early and self._loop.time() >= self._ends_s:
+            early, self._early = self._early, {}
+            for answers in early.values():
+                for answer in answers:
+                    if answer.response.lease:
+                        self._server.release(answer.origin, answer.response.lease)
+
     # --- what they are told -----------------------------------------------------------------------------------------
 
     def answer(self, gateway: _Gateway, answer: _Answer) -> None:
@@ -260,6 +340,11 @@ class RemoteGateways:
         gateway.responses.append((response, origin, len(frames)))
         gateway.frames.extend(frames)
         self._has_news(gateway)
+
+    def inputs_released_late(self, id: int) -> None:
+        gateway = self._by_series.get(id >> COUNTER_BITS)
+        if gateway is not None:
+            self.inputs_released(gateway, id)
 
     def inputs_released(self, gateway: _Gateway, id: int) -> None:
         gateway.released.append(id)

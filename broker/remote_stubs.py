@@ -109,6 +109,10 @@ class RemoteStubs:
             self._flush_host(host)
             self._send_to(host, Stop(STOP, key, abort), ())
 
+    def host_joined(self, host: str, keys: list[str]) -> None:
+        """With these stubs."""
+        self._hosts.update(dict.fromkeys(keys, host))
+
     def host_lost(self, host: str) -> None:
         """The core has been told."""
         self._outboxes.pop(host, None)

@@ -9,11 +9,11 @@ from broker.model import ModelVersion
 class Roster:
     """A key is in here from Spawn until the process is reported dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_index: int = 0) -> None:
         self._instances: dict[str, tuple[ModelVersion, Instance]] = {}
         self._configuring: dict[str, ModelVersion] = {}
         self._hosts: dict[str, str] = {}
-        self._last_index = 0
+        self._last_index = last_index
 
     def next_index(self) -> int:
         self._last_index += 1

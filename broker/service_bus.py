@@ -61,6 +61,7 @@ class ServiceBus:
         self._membership = membership
         self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
         self._timer: asyncio.TimerHandle | None = None
+        self._hosts: set[str] = set()  # that have said what they hold
         self._outcomes: dict[type, Callable[[Any], object]] = {
             Tell: lambda tell: self.send(tell.service, tell.message, ()),
             HasJoined: self._joined,
@@ -82,12 +83,12 @@ class ServiceBus:
             Cancelled: lambda service, message, frames: gateways.cancelled(service, message),
             Read: lambda service, message, frames: gateways.read(service, message),
             Ask: lambda service, message, frames: gateways.ask(service, message),
-            Unanswered: self._unanswered,
+            Unanswered: lambda service, message, frames: gateways.unanswered(service, message),
         }
         self._from_hosts: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
             FromStubs: stubs.from_stubs,
             Died: lambda service, message, frames: stubs.died(service, message),
-            Holds: self._holds,
+            Holds: lambda service, message, frames: self._holds(service, message),
         }
         gateways.start()
         self._timer = self._loop.call_later(self._tick_s, self._tick)
@@ -137,11 +138,20 @@ class ServiceBus:
         """Its connection has ended, and what was under way is lost."""
         self._follow(self._membership.expel(service, "its connection has ended"))
 
-    def _unanswered(self, service: str, message: Unanswered, frames: list[memoryview]) -> None:
-        raise NotImplementedError
-
-    def _holds(self, service: str, message: Holds, frames: list[memoryview]) -> None:
-        raise NotImplementedError
+    def _holds(self, service: str, message: Holds) -> None:
+        """Its first word as a member; now it can have work. Raises ProtocolError."""
+        member = self._membership.get(service)
+        assert member is not None
+        if service in self._hosts:
+            raise ProtocolError("a stub host says twice what it holds")
+        self._hosts.add(service)
+        join = member.join
+        self._stubs.host_joined(service, [stub.key for stub in message.stubs])
+        for stub in message.stubs:
+            self._gateways.handed([*stub.open, *(id for _, requests in stub.batches for id in requests)])
+        held, sink = tuple(message.stubs), self._gateways.sink
+        self._server.post(HostJoined(service, tuple(join.models), tuple(join.gpus), held, sink))
+        self._loop.call_soon(self._gateways.settle)
 
     # --- who is there -----------------------------------------------------------------------------------------------
 
@@ -162,8 +172,6 @@ class ServiceBus:
         if member.is_gateway:
             self._gateways.joined(member)
             self._stubs.gateway_domains = self._gateways.series()
-        else:
-            self._server.post(HostJoined(service, tuple(join.models), tuple(join.gpus)))
 
     def _leaves(self, leaving: IsLeaving) -> None:
         member = leaving.member
@@ -171,8 +179,10 @@ class ServiceBus:
         log.info("a service is leaving", role=member.join.role, name=member.join.name, service=service)
         if member.is_gateway:
             self._follow(self._membership.dismiss(service))
-        else:
+        elif service in self._hosts:
             self._server.post(HostLeaves(service))
+        else:
+            self.dismiss(service)
 
     def dismiss(self, host: str) -> None:
         """Nothing runs on it any more."""
@@ -188,7 +198,8 @@ class ServiceBus:
         if member.is_gateway:
             self._gateways.gone(service)
             self._stubs.gateway_domains = self._gateways.series()
-        else:
+        elif service in self._hosts:
+            self._hosts.remove(service)
             self._server.post(HostLost(service))
             self._stubs.host_lost(service)
         self.fetches.gone(service)
@@ -199,6 +210,7 @@ class ServiceBus:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         self._follow(self._membership.tick(time.monotonic_ns()))
         self._catalogues.push()
+        self._gateways.settle()
 
     # --- what goes out ----------------------------------------------------------------------------------------------
 

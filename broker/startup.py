@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from broker import auto_complete, config_loading, execution_env
+from broker.adoption import Adoption
 from broker.backends import Backend
 from broker.ensemble import Plan
 from broker.events import Action, Kill, Prepare, Prepared, Say, StubDied, WatchStatus
@@ -49,9 +50,11 @@ class Startup:
         settled: Callable[[Generation, int], list[Action]],
         limiter: RateLimiter | None,
         hosts: HostTable,
+        adoption: Adoption,
     ) -> None:
         """``settled`` is told when every version of a generation is up or has failed."""
         self._hosts = hosts
+        self._adoption = adoption
         self._homeless: dict[ModelVersion, None] = {}  # wait for a host; an ordered set
         self._settings = settings
         self._registry = registry
@@ -149,7 +152,10 @@ class Startup:
         hosts = self._hosts.running(version.name)
         if not hosts:
             return self._wait_for_host(version, now)
-        if not self._settings.auto_complete:
+        held = self._adoption.config(version) if self._adoption else ""
+        if held:
+            version.config = auto_complete.merge(version.config, held)
+        if held or not self._settings.auto_complete:
             return self._start_instances(version, now)
         key = version.configuring = f"c{self._roster.next_index()}"
         self._roster.add_configuring(key, version, hosts[0])
@@ -188,30 +194,35 @@ class Startup:
         version.schedule(self._settings.delay_scheduler)
         try:
             for host in self._hosts.running(version.name):
-                instances, started = self._start(version, version.config.instances, host)
+                instances, started = self._start(version, version.config.instances, host, now)
                 version.instances += instances
                 actions += started
         except ServingError as error:
             return actions + self._fail(version, error, now)
-        return actions
+        return actions + self._up_if_ready(version, now)  # all may have outlived another broker
 
-    def arrive(self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str) -> list[Action]:
+    def arrive(self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str, now: int) -> list[Action]:
         """Instances of a version that serves, on a host that has come later."""
         try:
-            instances, started = self._start(version, specs, host)
+            instances, started = self._start(version, specs, host, now)
         except ServingError as error:
             return [Say("error", "instances cannot be added", {"model": version.name, "cause": str(error)})]
-        version.arriving += instances
+        for instance in instances:
+            (version.instances if instance.state is InstanceState.READY else version.arriving).append(instance)
         return started
 
     def _start(
-        self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str
+        self, version: ModelVersion, specs: Iterable[InstanceSpec], host: str, now: int
     ) -> tuple[list[Instance], list[Action]]:
         """Raises InvalidArgument."""
-        instances = [Instance(spec, self._roster.next_index(), host) for spec in specs]
+        instances: list[Instance] = []
+        for spec in specs:
+            adopted = self._adoption.take(version, spec, host, now) if self._adoption else None
+            instances.append(adopted or Instance(spec, self._roster.next_index(), host))
         if self._limiter is not None:
             self._limiter.add(instances)
-        return instances, [start_process(self._roster, version, instance) for instance in instances]
+        new = [one for one in instances if one.state is InstanceState.STARTING]
+        return instances, [start_process(self._roster, version, instance) for instance in new]
 
     def _join(self, version: ModelVersion, update: InstanceUpdate, now: int) -> list[Action]:
         """A version that serves gets what it lacks of the instances that are wanted."""
@@ -228,7 +239,7 @@ class Startup:
                 there = [one for one in version.instances if one.host == host]
                 specs, surplus = compare(there, update.config.instances)
                 update.surplus += surplus
-                instances, started = self._start(version, specs, host)
+                instances, started = self._start(version, specs, host, now)
                 version.joining += instances
                 actions += started
         except ServingError as error:

@@ -1,4 +1,4 @@
-"""Looks for changes in the repositories while a server runs: all of them in poll mode, the models' code with --reload."""
+"""Looks for changes while a server runs: in the repositories in poll mode, in the models' code with --reload."""
 
 from __future__ import annotations
 

@@ -1,0 +1,130 @@
+"""Stubs that have outlived the broker that started them: they become instances of the next one, with all they hold.
+
+A stub is taken over as the instance that it was if its files are still those of the version. The requests inside it are
+answered if it still does; none of them is ever executed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from broker.answering import Answering
+from broker.events import Action, Kill
+from broker.instance import Dispatched, Instance, InstanceState, Open, Timing
+from broker.model import ModelVersion
+from broker.model_config import InstanceSpec
+from broker.queue import Pending, ReplySink
+from broker.roster import Roster
+from protocol.codec import decode_from_stub
+from protocol.errors import ProtocolError
+from protocol.messages import Ready, Request
+from protocol.services import HeldStub
+
+SinkOf = Callable[[int], ReplySink]  # where the answers to a request go that another broker has taken
+
+
+class _Held(NamedTuple):
+    stub: HeldStub
+    ready: Ready
+    sink: SinkOf
+
+
+class Adoption:
+    """Holds the stubs of hosts until each is taken over or nobody wants it."""
+
+    def __init__(self, roster: Roster, answering: Answering) -> None:
+        self._roster = roster
+        self._answering = answering
+        self._held: dict[tuple[str, str], list[_Held]] = {}  # by host and model
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, host: str, stubs: Iterable[HeldStub], sink: SinkOf) -> list[Action]:
+        """What a host has. Stubs that do not serve yet are of no use."""
+        actions: list[Action] = []
+        for stub in stubs:
+            ready = _ready(stub)
+            if ready is None:
+                actions.append(Kill(stub.key))
+            else:
+                self._held.setdefault((host, stub.model), []).append(_Held(stub, ready, sink))
+        return actions
+
+    def remove(self, host: str) -> None:
+        """It is lost."""
+        self._held = {place: held for place, held in self._held.items() if place[0] != host}
+
+    def models(self) -> set[str]:
+        return {model for _, model in self._held}
+
+    def drop(self, model: str) -> list[Action]:
+        """No instance of it will take one over any more."""
+        places = [place for place in self._held if place[1] == model]
+        return [Kill(held.stub.key) for place in places for held in self._held.pop(place)]
+
+    def config(self, version: ModelVersion) -> str:
+        """The complete configuration of the version, as one of them was given it; "" if there is none."""
+        for (_, model), held in self._held.items():
+            for one in held if model == version.name else ():
+                if _runs(one.stub, version):
+                    return one.stub.config
+        return ""
+
+    def take(self, version: ModelVersion, spec: InstanceSpec, host: str, now: int) -> Instance | None:
+        """The instance that one of the host's stubs is, READY."""
+        held = self._held.get((host, version.name), [])
+        found = next((one for one in held if _runs(one.stub, version) and one.stub.instance == spec.name), None)
+        if found is None or ((found.stub.batches or found.stub.open) and not _is_plain(version)):
+            return None
+        held.remove(found)
+        if not held:
+            del self._held[host, version.name]
+        return self._instance(version, spec, host, found, now)
+
+    def _instance(self, version: ModelVersion, spec: InstanceSpec, host: str, held: _Held, now: int) -> Instance:
+        stub, ready, sink = held
+        index, _, incarnation = stub.key.partition(".")
+        instance = Instance(spec, int(index), host)
+        instance.incarnation, instance.key = int(incarnation), stub.key
+        instance.state = InstanceState.READY
+        instance.shared = bool(ready.nonce)
+        instance.asks_ready = ready.asks_ready
+        instance.ready_since = now
+        for batch, requests in sorted(stub.batches):
+            pendings = [self._pending(version, request, sink, instance, now) for request in requests]
+            instance.outstanding.append(Dispatched(batch, pendings, now))
+        for request in stub.open:
+            pending = self._pending(version, request, sink, instance, now)
+            instance.open[request] = Open(pending, 0, Timing(now, 0, 0, 0))
+        self._roster.add_instance(version, instance)
+        return instance
+
+    def _pending(self, version: ModelVersion, id: int, sink: SinkOf, instance: Instance, now: int) -> Pending:
+        """What is known of it is enough to answer it."""
+        pending = Pending(Request(id, version.name, version.version, []), (), sink(id), 1, now)
+        pending.holder = instance.index
+        self._answering.living[id] = (version, pending)
+        return pending
+
+
+def _ready(stub: HeldStub) -> Ready | None:
+    """What it has said when it had loaded its model; None if it has not, or is not what a broker has started."""
+    index, _, incarnation = stub.key.partition(".")
+    if not (index.isdecimal() and incarnation.isdecimal() and stub.stamp and stub.config):
+        return None
+    try:
+        ready = decode_from_stub(stub.ready)
+    except ProtocolError:
+        return None
+    return ready if isinstance(ready, Ready) else None
+
+
+def _runs(stub: HeldStub, version: ModelVersion) -> bool:
+    return (stub.version, stub.stamp) == (version.version, version.source.files)
+
+
+def _is_plain(version: ModelVersion) -> bool:
+    """Nothing was known of its requests but where they are: no sequences, no order."""
+    return version.sequences is None and version.order is None and not version.config.iterative
