@@ -46,6 +46,7 @@ class Router:
         self.heard, self.done = heard, done
         self.peers: dict[str, Peer] = {}
         self._unknown: set[Peer] = set()  # have not said yet who they are
+        self.paused = False
 
     def bind(self, address: str) -> None:
         """``address`` is ipc://<path>; call it on the running loop. Raises OSError."""
@@ -102,6 +103,19 @@ class Router:
         if peer is not None:
             peer.hear_out()
 
+    def pause(self) -> None:
+        """Nobody is read from until ``resume``: what is said stays with who says it."""
+        if not self.paused:
+            self.paused = True
+            for peer in [*self.peers.values(), *self._unknown]:
+                peer.pause()
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            for peer in [*self.peers.values(), *self._unknown]:
+                peer.resume()
+
     def close(self) -> None:
         for peer in [*self.peers.values(), *self._unknown]:
             peer.close()
@@ -121,13 +135,20 @@ class Peer:
         self._greeting = b""
         self._inbound = zmtp.Inbound()
         self._unsent: deque[list[bytes | memoryview]] = deque()  # by messages; of the first perhaps only a part
-        router.loop.add_reader(connection, self._read)
+        if not router.paused:
+            self.resume()
 
     def greet(self) -> None:
         with contextlib.suppress(Unreachable):
             self._write([zmtp.greeting()])
 
     # --- in -------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        self._router.loop.remove_reader(self._socket)
+
+    def resume(self) -> None:
+        self._router.loop.add_reader(self._socket, self._read)
 
     def _read(self) -> None:
         heard = self._receive()
