@@ -29,16 +29,18 @@ class Domains:
         }
         return dict(found.values())
 
-    def add(self, service: str, probe: Handle, nonce: bytes, read: Mapping[str, bytes]) -> str:
-        """Its domain, by what it has ``read`` of the probes."""
+    def add(self, service: str, probe: Handle, nonce: bytes) -> None:
+        """A domain by itself, until it proves another one. Those that come next can prove that they are of its."""
         self._probes[service] = _Probe(probe, nonce)
+        self._domains[service] = service
+
+    def prove(self, service: str, read: Mapping[str, bytes]) -> str:
+        """Its domain, by what it has ``read`` of the probes of those that came before it."""
         for other, said in read.items():
             known = self._probes.get(other)
             if known is not None and other != service and known.nonce == said != b"":
                 self._domains[service] = self._domains[other]
                 break
-        else:
-            self._domains[service] = service
         return self._domains[service]
 
     def remove(self, service: str) -> None:

@@ -147,7 +147,9 @@ class Membership:
         if former is not None and former.state is not MemberState.WELCOMED:
             outcomes += self._remove(former, True, "it has joined again")
         self._members[service] = Member(join, now)
-        return [*outcomes, Tell(service, self._welcome())]
+        welcome = self._welcome()
+        self.domains.add(service, join.probe, join.nonce)
+        return [*outcomes, Tell(service, welcome)]
 
     def _objection(self, service: str, join: Join) -> str:
         """Why it cannot join; "" if it can."""
@@ -184,7 +186,7 @@ class Membership:
         if member is None or member.state is not MemberState.WELCOMED:
             return []
         member.state = MemberState.JOINED
-        member.domain = self.domains.add(service, member.join.probe, member.join.nonce, message.nonces)
+        member.domain = self.domains.prove(service, message.nonces)
         return [HasJoined(member)]
 
     def leaves(self, service: str, message: Leave) -> list[Outcome]:
@@ -212,9 +214,9 @@ class Membership:
 
     def _remove(self, member: Member, lost: bool, cause: str) -> list[Outcome]:
         del self._members[member.service]
+        self.domains.remove(member.service)
         if member.state is MemberState.WELCOMED:
             return []
-        self.domains.remove(member.service)
         return [IsGone(member, lost, cause)]
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ class Membership:
         assert len(firsts) == len(set(firsts)), firsts
         for service, member in self._members.items():
             assert service == member.service
-            assert bool(self.domains.of(service)) == (member.state is not MemberState.WELCOMED)
+            assert self.domains.of(service)
 
 
 def _is_id(service: str) -> bool:

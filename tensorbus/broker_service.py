@@ -67,7 +67,7 @@ class BrokerService:
         )
         repositories = settings.model_repository
         membership = Membership(settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS)
-        self._link = Listener(settings.bind, settings.trust, self._heard, self._done)
+        self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up)
         self.bus = ServiceBus(self._link, membership, BEAT_NS)
         self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
         self.server = BrokerServer(
@@ -88,6 +88,9 @@ class BrokerService:
 
     def _heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
         self.bus.heard(service, header, frames)
+
+    def _hung_up(self, service: str) -> None:
+        self.bus.hung_up(service)
 
     def _done(self) -> None:
         self.bus.done()

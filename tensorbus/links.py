@@ -25,6 +25,7 @@ import structlog
 import zmq
 
 from broker.router import DoesNotRead, Unreachable
+from protocol.services import JOIN
 from tensorbus.curve import Doorkeeper, Trust, protect_dialer, protect_listener
 from tensorbus.tcp_address import TcpAddress, tcp_address
 
@@ -52,6 +53,8 @@ _VAGUE_ATTEMPTS = 2  # that end so: both sides hang up if one has no key, and wh
 _SAY_AGAIN_S = 60.0  # a peer that is refused comes back every second
 _MAX_REFUSED = 1000
 _SERVICE = re.compile(b"[0-9a-f]{8}")
+
+_JOIN = JOIN.encode()
 
 _NEVER_MS = 2**31 - 1
 
@@ -84,9 +87,12 @@ class Listener:
         trust: Trust | None,
         heard: Callable[[str, bytes, list[memoryview]], None],
         done: Callable[[], None],
+        hung_up: Callable[[str], None] = lambda service: None,
     ) -> None:
-        """``address`` is tcp://HOST:PORT; port 0 takes a free one."""
+        """``address`` is tcp://HOST:PORT; port 0 takes a free one. ``hung_up`` is told whose connection has ended, after
+        its last words."""
         self.address = address
+        self._hung_up = hung_up
         self._trust = trust
         self._heard, self._done = heard, done
         self._peers: dict[int, str] = {}  # addresses, by the descriptor of the connection
@@ -159,7 +165,7 @@ class Listener:
         if not _SERVICE.fullmatch(sender):
             return
         service = sender.decode()
-        if service not in self._connections:
+        if service not in self._connections or header.bytes[2:3] == _JOIN:  # which is the first on a connection
             self._connections[service] = int(header.get("__fd"))
         self._heard(service, header.bytes, frames)
 
@@ -170,8 +176,11 @@ class Listener:
             self._peers[value] = _peer_of(value)
         elif event == zmq.EVENT_DISCONNECTED:
             peer = self._peers.pop(value, "")
+            if value in self._connections.values():
+                self._reader.read_all()
             for service in [service for service, descriptor in self._connections.items() if descriptor == value]:
                 del self._connections[service]
+                self._hung_up(service)
             if self._failure and peer:  # it was gone before we asked who it is: it will dial again
                 self._say_refused(peer, self._failure)
             self._failure = ""
