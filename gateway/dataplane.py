@@ -172,10 +172,14 @@ class DataPlane:
         self.pending: dict[int, _ReplySink] = {}  # of requests without a final response, by Request.id
         self.large_calls = 0  # so far: each may have left as much behind in the heap
         self._server_id = server_id
-        self._ids = count(1)
+        self._ids = count(1)  # of requests
         self._log = structlog.get_logger()
         self._checkers: dict[tuple[str, int], Checker] = {}
         self._batch_rows: dict[tuple[str, int], BatchRows] = {}
+
+    def number_from(self, first: int) -> None:
+        """Requests have ids above this one from now on."""
+        self._ids = count(first + 1)
 
     # --- inference ----------------------------------------------------------------------------------------------
 

@@ -102,6 +102,11 @@ class RemoteBus:
         return self._is_joined and self._knows_all
 
     @property
+    def is_settled(self) -> bool:
+        """And it is known what has become of what was unanswered when it was lost last."""
+        return self.is_ready and not self._undecided
+
+    @property
     def is_idle(self) -> bool:
         return not self._open and not self._questions
 

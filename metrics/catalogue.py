@@ -137,6 +137,30 @@ REFUSED_REQUESTS = Family(  # one child per reason: label reason
     "Number of requests refused because the server held too many requests, or bytes, of all models",
     "requests",
 )
+
+# Of a gateway whose broker is another process; those by path have one child each: label path, "shm" or "frames".
+GATEWAY_REQUESTS = Family(
+    "tensorbus_gateway_requests_total",
+    "counter",
+    "Number of inference requests sent to the broker, by how their tensors went: in shared memory or in the message",
+    "requests",
+)
+GATEWAY_TENSOR_BYTES = Family(
+    "tensorbus_gateway_tensor_bytes_total",
+    "counter",
+    "Tensors of requests and responses, in bytes, by how they went: in shared memory or in the message",
+    "bytes",
+)
+GATEWAY_BROKER_UP = Family(
+    "tensorbus_gateway_broker_up", "gauge", "Whether the gateway has joined a broker and hears from it", "bool"
+)
+GATEWAY_PENDING_REQUESTS = Family(
+    "tensorbus_gateway_pending_requests", "gauge", "Number of inference requests that are not answered yet", "requests"
+)
+GATEWAY_REJOINS = Family(
+    "tensorbus_gateway_rejoins_total", "counter", "Number of times that the gateway has joined a broker again", "times"
+)
+
 PINNED_TOTAL = Family(
     "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"
 )
@@ -178,6 +202,11 @@ CATALOGUE = (
     QUEUED_REQUESTS,
     QUEUED_BYTES,
     REFUSED_REQUESTS,
+    GATEWAY_REQUESTS,
+    GATEWAY_TENSOR_BYTES,
+    GATEWAY_BROKER_UP,
+    GATEWAY_PENDING_REQUESTS,
+    GATEWAY_REJOINS,
     PINNED_TOTAL,
     PINNED_USED,
     CPU_UTILIZATION,

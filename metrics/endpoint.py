@@ -67,7 +67,10 @@ class MetricsEndpoint:
             host = self._host.sample() if self._host else HostSample()
         recorder = self._recorder
         customs = recorder.custom or ()
-        return render(recorder, host, self._pinned_pool_bytes, customs, recorder.pressure, recorder.cache).encode()
+        text = render(
+            recorder, host, self._pinned_pool_bytes, customs, recorder.pressure, recorder.cache, recorder.gateway
+        )
+        return text.encode()
 
 
 class _Server(socketserver.ThreadingTCPServer):

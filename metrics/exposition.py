@@ -14,6 +14,7 @@ from itertools import accumulate
 from metrics import catalogue, custom
 from metrics.cache_record import CacheRecord
 from metrics.catalogue import Family
+from metrics.gateway_record import GatewayRecord
 from metrics.host import HostSample
 from metrics.pressure import Pressure
 from metrics.recorder import FAILURE_REASONS, ModelRecorder
@@ -47,11 +48,17 @@ def render(
     customs: Iterable[custom.CustomFamily] = (),
     pressure: Pressure | None = None,
     cache: CacheRecord | None = None,
+    gateway: GatewayRecord | None = None,
 ) -> str:
-    """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used."""
-    server = () if pressure is None else _server_families(pressure)
+    """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used. With
+    ``gateway``, ``pressure`` is a gateway's: requests wait elsewhere."""
     cached = () if cache is None else _cache_families(cache)
-    own = (*_model_families(list(models)), *cached, *server, *_host_families(host, pinned_pool_bytes))
+    own = (
+        *_model_families(list(models)),
+        *cached,
+        *_server_families(pressure, gateway),
+        *_host_families(host, pinned_pool_bytes),
+    )
     families: list[tuple[Family | custom.CustomFamily, list[str]]] = [
         *((family, [_line(family.name, *child) for child in children]) for family, children in own),
         *((family, list(_custom_lines(family))) for family in customs),
@@ -112,11 +119,29 @@ def _cache_families(cache: CacheRecord) -> Iterator[tuple[Family, _Children]]:
         yield family, [("", value)]
 
 
-def _server_families(pressure: Pressure) -> Iterator[tuple[Family, _Children]]:
-    yield catalogue.QUEUED_REQUESTS, [("", pressure.queued)]
+def _server_families(pressure: Pressure | None, gateway: GatewayRecord | None) -> Iterator[tuple[Family, _Children]]:
+    """Of a whole server, or of its half that gateways have; the broker has the queues."""
+    if pressure is None:
+        return
+    refused = [("bytes", pressure.refused_for_bytes)]
+    if gateway is None:
+        refused.append(("requests", pressure.refused_for_requests))
+        yield catalogue.QUEUED_REQUESTS, [("", pressure.queued)]
     yield catalogue.QUEUED_BYTES, [("", pressure.nbytes)]
-    refused = (("bytes", pressure.refused_for_bytes), ("requests", pressure.refused_for_requests))
     yield catalogue.REFUSED_REQUESTS, [(f'reason="{reason}"', count) for reason, count in refused]
+    if gateway is not None:
+        yield from _gateway_families(gateway)
+
+
+def _gateway_families(gateway: GatewayRecord) -> Iterator[tuple[Family, _Children]]:
+    for family, by_shm, by_frames in (
+        (catalogue.GATEWAY_REQUESTS, gateway.requests_by_shm, gateway.requests_by_frames),
+        (catalogue.GATEWAY_TENSOR_BYTES, gateway.bytes_by_shm, gateway.bytes_by_frames),
+    ):
+        yield family, [('path="frames"', by_frames), ('path="shm"', by_shm)]
+    yield catalogue.GATEWAY_BROKER_UP, [("", int(gateway.broker_up))]
+    yield catalogue.GATEWAY_PENDING_REQUESTS, [("", gateway.pending)]
+    yield catalogue.GATEWAY_REJOINS, [("", gateway.rejoins)]
 
 
 def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:

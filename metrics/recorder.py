@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from metrics.cache_record import CacheRecord
 from metrics.custom import CustomMetrics
+from metrics.gateway_record import GatewayRecord
 from metrics.pressure import Pressure
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
@@ -199,6 +200,7 @@ class Recorder:
         self.custom = CustomMetrics() if custom else None
         self.cache: CacheRecord | None = None  # if the server has a response cache
         self.pressure = Pressure()
+        self.gateway: GatewayRecord | None = None  # of a gateway whose broker is another process
 
     def add(self, recorder: ModelRecorder) -> None:
         """Expose a version's figures, in place of those of an earlier load of the same version."""

@@ -111,6 +111,18 @@ class Store:
         elif not self._closed:
             raise ValueError("a block is of another store or free already")
 
+    def retag(self, tag: str) -> bool:
+        """Give the segments that there are back; those to come have another tag. False, and nothing has changed, while
+        a block is in use."""
+        for region in self._regions:
+            region.arena.merge()
+        if not all(region.arena.is_empty for region in self._regions):
+            return False
+        while self._regions:
+            self._drop(self._regions.pop())
+        self._tag = tag
+        return True
+
     def trim(self, now: float) -> None:
         """Give back segments without a block for ten seconds, all but the first. ``now`` is of any steady clock."""
         for region in self._regions[:]:

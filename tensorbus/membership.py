@@ -26,7 +26,7 @@ class Due(Enum):
 
 
 class Membership:
-    """To be asked what is ``due`` several times in a ``beat_ns``, and told what happens."""
+    """To be asked what is ``due`` several times in a ``silence_ns``, and told what happens."""
 
     def __init__(self, now: int) -> None:
         self.is_member = False
@@ -66,7 +66,7 @@ class Membership:
 
     def due(self, now: int) -> Due | None:
         """What is to be done now. After LOST it is a member no more."""
-        held_up = now - self._asked_at > self.beat_ns
+        held_up = now - self._asked_at > self.silence_ns // 2
         self._asked_at = now
         if self.is_member:
             if held_up:  # what has come meanwhile is heard first

@@ -7,6 +7,7 @@ from metrics.cache_record import CacheRecord
 from metrics.catalogue import CATALOGUE
 from metrics.custom import CustomMetrics
 from metrics.exposition import render
+from metrics.gateway_record import GatewayRecord
 from metrics.host import HostSample
 from metrics.pressure import Pressure
 from metrics.recorder import BACKEND, ModelRecorder, Recorder
@@ -14,6 +15,7 @@ from metrics.recorder import BACKEND, ModelRecorder, Recorder
 HOST = HostSample(
     cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33, shm_total_bytes=2**30, shm_used_bytes=5
 )
+OF_A_SERVER = [family for family in CATALOGUE if not family.name.startswith("tensorbus_gateway_")]
 PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
 
 
@@ -72,7 +74,7 @@ def test_each_family_has_one_help_and_one_type_before_its_children() -> None:
         'nv_inference_count{model="a",version="1"} 3',
         'nv_inference_count{model="b",version="1"} 3',
     ]
-    assert len([line for line in lines if line.startswith("# HELP")]) == len(CATALOGUE)
+    assert len([line for line in lines if line.startswith("# HELP")]) == len(OF_A_SERVER)
 
 
 def test_what_the_whole_server_holds_is_the_sum_of_its_models() -> None:
@@ -147,13 +149,31 @@ def test_a_prometheus_parser_reads_back_what_was_recorded() -> None:
     # The parser takes a counter's "_total" for a suffix of its own.
     assert [(f.name, f.type, f.documentation) for f in families] == [
         (row.name.removesuffix("_total") if row.kind == "counter" else row.name, row.kind, row.help)
-        for row in CATALOGUE
+        for row in OF_A_SERVER
     ]
     samples = {family.name: family.samples for family in families}
     failures = {sample.labels["reason"]: sample.value for sample in samples["nv_inference_request_failure"]}
     assert failures == {"BACKEND": 1, "CANCELED": 0, "OTHER": 0, "REJECTED": 0}
     (count,) = samples["nv_inference_count"]
     assert count.labels == {"model": "m", "version": "1", "_team": 'a"b\\c\nd'}
+
+
+def test_a_gateway_without_a_broker_of_its_own_shows_its_half_and_the_way_to_the_other() -> None:
+    pressure, gateway = Pressure(), GatewayRecord()
+    pressure.nbytes, pressure.refused_for_bytes = 7, 2
+    gateway.requests_by_shm, gateway.bytes_by_frames, gateway.broker_up, gateway.pending = 3, 4096, True, 1
+    lines = render([], HostSample(), 0, pressure=pressure, gateway=gateway).splitlines()
+    assert [line for line in lines if line.startswith("tensorbus_")] == [
+        "tensorbus_queued_bytes 7",
+        'tensorbus_refused_requests_total{reason="bytes"} 2',
+        'tensorbus_gateway_requests_total{path="frames"} 0',
+        'tensorbus_gateway_requests_total{path="shm"} 3',
+        'tensorbus_gateway_tensor_bytes_total{path="frames"} 4096',
+        'tensorbus_gateway_tensor_bytes_total{path="shm"} 0',
+        "tensorbus_gateway_broker_up 1",
+        "tensorbus_gateway_pending_requests 1",
+        "tensorbus_gateway_rejoins_total 0",
+    ]
 
 
 # --- metrics of models ------------------------------------------------------------------------------------------

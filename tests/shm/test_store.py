@@ -365,3 +365,31 @@ def test_a_large_block_whose_owner_has_died_is_seen_by_a_copy(store, reader):
     view = reader.view_shared(*block[:3])
     view[:4] = b"mine"
     assert bytes(mapped[:4]) == b"seen"
+
+
+def test_the_owner_sees_the_bytes_of_a_handle_of_its_own_and_of_no_other(store, directory):
+    block = store.allocate(5)
+    block.view[:] = b"hello"
+    assert bytes(store.view(block.segment, block.offset, 5)) == b"hello"
+    other = Store(directory)
+    foreign = other.allocate(5)
+    for segment, offset, nbytes in (
+        (foreign.segment, foreign.offset, 5),
+        (block.segment, HEADER_NBYTES - 1, 5),
+        (block.segment, block.offset, 1 << 40),
+        (block.segment, block.offset, -1),
+    ):
+        with pytest.raises(BadHandle):
+            store.view(segment, offset, nbytes)
+    other.close()
+
+
+def test_another_tag_is_for_a_store_that_holds_nothing(directory):
+    store = Store(directory, tag="11111111")
+    block = store.allocate(5)
+    assert not store.retag("22222222") and block.segment[-32:-24] == "11111111"
+    store.free(block)
+    assert store.retag("22222222") and os.listdir(directory) == []
+    assert store.allocate(5).segment[-32:-24] == "22222222"
+    store.check()
+    store.close()

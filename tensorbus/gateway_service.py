@@ -1,0 +1,199 @@
+"""``tensorbus gateway``: a gateway without models of its own, from its start to its exit code.
+
+It answers clients from its start on: without a broker it is live and not ready, and refuses requests.
+
+    no broker, or lost --Welcome, Catalogue--> requests are taken --SIGTERM--> the fronts drain, Leave
+          ^                                        |
+          +------- lost: requests that come are kept for ``silence_ns``, then refused;
+                   those unanswered are kept for --broker-timeout-secs, and then fail
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.admission import Admission
+from gateway.dataplane import DataPlane
+from gateway.remote_bus import RemoteBus
+from metrics.gateway_record import GatewayRecord
+from metrics.recorder import Recorder
+from protocol import services
+from protocol.messages import Handle
+from protocol.services import GATEWAY, JOIN, LEAVE, Dismissed, Join, Leave, ToService, Welcome, first_request
+from shm.errors import ShmFull
+from shm.segment import default_directory
+from shm.store import Block, Reader, Store
+from shm.sweep import sweep
+from tensorbus import running
+from tensorbus.broker_link import ID_IN_USE, NONCE_NBYTES, BrokerLink
+from tensorbus.fronts import Fronts
+from tensorbus.logs import current_settings
+from tensorbus.sweeping import sweep_for_ever
+
+if TYPE_CHECKING:
+    from tensorbus.service_settings import GatewaySettings
+
+log = structlog.get_logger()
+
+_DISMISSAL_S = 1.0
+_SECOND_NS = 10**9
+
+
+async def run(settings: GatewaySettings) -> int:
+    """Until SIGINT or SIGTERM, or until the broker refuses it; the exit code."""
+    try:
+        gateway = GatewayService(settings)
+        return await running.run(gateway, "gateway", gateway.is_over)
+    except OSError as error:  # of the directories and sockets that it cannot be without
+        return running.failed(f"Internal - {error.strerror or error}", "gateway")
+    except Exception:
+        log.exception("the gateway failed")
+        return 1
+
+
+class GatewayService:
+    """A running.Service, and the broker_link.Member of its link."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self.is_over = asyncio.Event()
+        directory = default_directory()
+        sweep(directory)
+        self._shm_directory = directory
+        self._service = _new_id()
+        self._store = Store(directory, initial=settings.shm_default_byte_size, tag=self._service)
+        self._reader = Reader(directory)
+        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+        self._probe: Block | None = None
+        self.recorder = Recorder(custom=False)
+        self.record = self.recorder.gateway = GatewayRecord()
+        self._fronts = Fronts(settings, self.recorder)
+        self._link = BrokerLink(settings.broker, self._service, settings.trust, self._reader, self)
+        self._lost_at: int | None = None  # None before it was ever joined, and once that is made good
+        self._is_dismissed = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises CannotListen."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._fronts.load)
+        self._bus = RemoteBus(loop, self._store, self._link.say, self.record)
+        admission = Admission(self.recorder.pressure, settings.max_queued_bytes)
+        self._dataplane = DataPlane(self._bus, self._store, self._reader, settings.id, current_settings(), admission)
+        self._dataplane.number_from(first_request(self._service))
+        self._probe = self._show_nonce()
+        await self._fronts.start(self._dataplane)
+        self._link.start()
+        for work in (self._fronts.keep_house(self._dataplane), sweep_for_ever(self._shm_directory)):
+            self._tasks.append(loop.create_task(work))
+
+    def _show_nonce(self) -> Block | None:
+        """Where others can read it, if they share our memory."""
+        try:
+            block = self._store.allocate(len(self._nonce))
+        except ShmFull as error:
+            log.warning("shared memory is not used: tensors travel in messages, which is slower", cause=str(error))
+            return None
+        block.view[:] = self._nonce
+        return block
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """As of ``Fronts``."""
+        return self._fronts.ports
+
+    # --- the broker -----------------------------------------------------------------------------------------------
+
+    def join(self) -> Join:
+        probe = Handle("", 0, 0) if self._probe is None else Handle(*self._probe[:3])
+        cluster = self._settings.cluster_id
+        return Join(JOIN, services.VERSION, cluster, GATEWAY, self._service, self._settings.id, probe, self._nonce)
+
+    def on_joined(self, welcome: Welcome) -> None:
+        if self._lost_at is not None:
+            self.record.rejoins += 1
+        self.record.broker_up = True
+        self._bus.joined()
+
+    def on_lost(self) -> None:
+        if self.record.broker_up:
+            self._lost_at = time.monotonic_ns()
+        self.record.broker_up = False
+        self._bus.lost()
+
+    def on_tick(self, now: int) -> None:
+        """How long it goes on without a broker."""
+        if self._bus.is_settled:
+            self._lost_at = None
+        if self._lost_at is None:
+            return
+        if now - self._lost_at >= self._link.membership.silence_ns and not self._bus.is_ready:
+            self._bus.refuse()
+        if now - self._lost_at >= self._settings.broker_timeout_secs * _SECOND_NS:
+            self._bus.give_up()
+
+    def on_message(self, message: ToService, frames: list[memoryview]) -> None:
+        if isinstance(message, Dismissed):
+            self._is_dismissed = True
+        else:
+            self._bus.heard(message, frames)
+
+    def on_refused(self, reason: str) -> None:
+        if not reason.startswith(ID_IN_USE):
+            log.error("the broker refuses this gateway", reason=reason)
+            self.is_over.set()
+        elif self._take_new_id():
+            log.warning("another id is chosen", reason=reason)
+            self._link.redial(self._service)
+        # Else it has requests under this id: it is we who are still thought to be there, until that is noticed.
+
+    def _take_new_id(self) -> bool:
+        """Nothing may be left under the old one: it is in the ids of requests and in the names of segments."""
+        if self._probe is not None:
+            self._store.free(self._probe)
+        service = _new_id()
+        taken = self._bus.is_idle and self._store.retag(service)
+        if taken:
+            self._service = service
+            self._dataplane.number_from(first_request(service))
+        self._probe = self._show_nonce()
+        return taken
+
+    # --- stop -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> bool:
+        """Answer what is in flight. False if the time ran out."""
+        timeout_s = self._settings.exit_timeout_secs
+        deadline = time.monotonic() + timeout_s
+        for task in self._tasks:
+            task.cancel()
+        fronts = asyncio.gather(*self._fronts.drain(timeout_s))
+        log.info("Waiting for in-flight requests to complete.")
+        drained = await running.within(deadline, self._is_idle, self._say_in_flight)
+        await fronts
+        if self._link.membership.is_member:
+            self._link.say(Leave(LEAVE))
+            await running.within(time.monotonic() + _DISMISSAL_S, lambda: self._is_dismissed, lambda left_s: None)
+        self._fronts.close()
+        self._link.close()
+        self._reader.close()
+        self._store.close()
+        return drained
+
+    def _is_idle(self) -> bool:
+        return self._bus.is_idle
+
+    def _say_in_flight(self, left_s: float) -> None:
+        log.info(f"Timeout {left_s:.0f}: Found {self.record.pending} in-flight inferences")
+
+
+def _new_id() -> str:
+    return secrets.token_hex(4)
