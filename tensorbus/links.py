@@ -89,7 +89,7 @@ class Listener:
         done: Callable[[], None],
         hung_up: Callable[[str], None] = lambda service: None,
     ) -> None:
-        """``address`` is tcp://HOST:PORT; port 0 takes a free one. ``hung_up`` is told whose connection has ended, after
+        """``address`` is tcp://HOST:PORT; port 0 takes a free one. ``hung_up`` is told whose connection is over, after
         its last words."""
         self.address = address
         self._hung_up = hung_up
