@@ -223,10 +223,11 @@ class RemoteBus:
         return Submitted(SUBMITTED, requests), frames
 
     def _in_frame(self, ref: TensorRef, frames: list[memoryview | bytes]) -> TensorRef:
-        if not isinstance(ref.place, Handle):
+        name, datatype, shape, place, _ = ref
+        if isinstance(place, int):
             return ref
-        frames.append(self._store.view(*ref.place))
-        return ref._replace(place=len(frames) - 1)
+        frames.append(self._store.view(*place))
+        return TensorRef(name, datatype, shape, len(frames) - 1)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
