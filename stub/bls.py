@@ -23,7 +23,7 @@ from .triton_error import TritonModelException
 if TYPE_CHECKING:  # most models need none
     import asyncio
 
-Answer = Tuple[messages.Answered, List[memoryview]]
+_Answer = Tuple[messages.Answered, List[memoryview]]
 not_now = "BLS is only supported during the 'execute' function."  # a model in the foreground is told something else
 
 
@@ -53,7 +53,7 @@ class Call:
         self._model = request.model
         self._memory = _memory
         self._generation = forks.generation
-        self._answers: Deque[Answer] = deque()
+        self._answers: Deque[_Answer] = deque()
         self._waking: List[Callable[[], None]] = []
         self._dropped = False
         self._complete = False

@@ -6,8 +6,7 @@ import os
 from typing import Callable
 
 from .exception_text import exception_text, full_traceback, user_frames
-
-Log = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file, line, text
+from .logger import LogSink
 
 
 def on_raised(error: BaseException) -> None:
@@ -19,7 +18,7 @@ class Failures:
 
     details_every_ns = 1_000_000_000  # at most; a model in the foreground has all of them
 
-    def __init__(self, instance: str, model_file: str, log: Log, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, instance: str, model_file: str, log: LogSink, clock_ns: Callable[[], int]) -> None:
         self._instance = instance
         self._model_file = model_file
         self._log = log

@@ -20,7 +20,7 @@ _VARIABLE = 1  # what a dimension of any size begins with
 _EMPTY_STRING = 4  # bytes, of its length
 
 
-class Value(NamedTuple):
+class StateValue(NamedTuple):
     datatype: str
     shape: Tuple[int, ...]
     data: bytes  # in binary form
@@ -33,7 +33,7 @@ class Value(NamedTuple):
 class SlotState:
     """What is kept for the sequence in one slot, by the names of the inputs."""
 
-    def __init__(self, inputs: Mapping[str, str], values: Mapping[str, Value]) -> None:
+    def __init__(self, inputs: Mapping[str, str], values: Mapping[str, StateValue]) -> None:
         """``inputs``: the input that each output becomes."""
         self._inputs = inputs
         self.values = dict(values)
@@ -46,7 +46,7 @@ class SlotState:
         for tensor in response._tensors:
             name = self._inputs.get(tensor._name)
             if name is not None:
-                self.values[name] = Value(tensor._datatype, tensor._shape, bytes(binary_form(tensor)))
+                self.values[name] = StateValue(tensor._datatype, tensor._shape, bytes(binary_form(tensor)))
 
 
 class ImplicitStates:
@@ -71,7 +71,7 @@ class ImplicitStates:
         return state
 
 
-def _initial(state: Mapping[str, Any], batching: bool, model_directory: str) -> Value:
+def _initial(state: Mapping[str, Any], batching: bool, model_directory: str) -> StateValue:
     datatype = datatypes.BY_CONFIG_NAME[state["data_type"]].name
     first = (1,) if batching else ()
     for initial in state.get("initial_state", []):
@@ -79,7 +79,7 @@ def _initial(state: Mapping[str, Any], batching: bool, model_directory: str) -> 
         if not initial.get("data_file"):
             return zeros(datatype, shape)
         data = _read(model_directory, initial["data_file"])
-        return Value(datatype, shape, data if datatype == "BYTES" else data[: _nbytes(datatype, shape)])
+        return StateValue(datatype, shape, data if datatype == "BYTES" else data[: _nbytes(datatype, shape)])
     dims = [_VARIABLE if int(dim) == -1 else int(dim) for dim in state.get("dims", [])]
     return zeros(datatype, (*first, *dims))
 
@@ -94,8 +94,8 @@ def _read(model_directory: str, name: str) -> bytes:
         raise LoadError(text, errors.ErrorKind.INVALID_ARG) from None
 
 
-def zeros(datatype: str, shape: Tuple[int, ...]) -> Value:
-    return Value(datatype, shape, bytes(_nbytes(datatype, shape)))
+def zeros(datatype: str, shape: Tuple[int, ...]) -> StateValue:
+    return StateValue(datatype, shape, bytes(_nbytes(datatype, shape)))
 
 
 def _nbytes(datatype: str, shape: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from .arguments import incompatible, text_argument
 from .pybind_enum import PybindEnum
 
-Sink = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file's base name, line, text
+LogSink = Callable[[str, str, int, str], None]  # level ("I", "W", "E", "V"), file's base name, line, text
 
 
 class _LogLevel(PybindEnum):
@@ -36,10 +36,10 @@ def _to_stderr(level: str, file: str, line: int, text: str) -> None:
     sys.stderr.write("{}{} {} {}:{}] {}\n".format(level, now, os.getpid(), file, line, quoted))
 
 
-_sink: Sink = _to_stderr
+_sink: LogSink = _to_stderr
 
 
-def set_sink(sink: Sink) -> None:
+def set_sink(sink: LogSink) -> None:
     """Where lines go from now on; called from any thread of the model."""
     global _sink
     _sink = sink

@@ -19,7 +19,7 @@ _LEAST_NBYTES = 1024  # what even an empty response costs on its way
 _LONGEST_S = 300.0  # that a client may read nothing at all
 
 
-class Port(Protocol):
+class PacingPort(Protocol):
     """What of the bus is needed here (bus.py)."""
 
     @property
@@ -32,7 +32,7 @@ class Pacing:
     """Of all requests of an instance; used by any thread. Invariant: ``_unread`` are the bytes in ``_leases`` by
     request; none is 0."""
 
-    def __init__(self, port: Port, cancelled: Set[int], max_unread: int) -> None:
+    def __init__(self, port: PacingPort, cancelled: Set[int], max_unread: int) -> None:
         """``max_unread`` bytes, 0 is no bound; ``cancelled`` are the requests that nobody waits for."""
         self._port = port
         self._cancelled = cancelled

@@ -14,7 +14,8 @@ from . import calls, forks, gpu
 from .delivery import Delivery, OutputPlacer, Port, Roots, cancelled
 from .event_loop import EventLoop
 from .exception_text import exception_text
-from .failures import Failures, Log
+from .failures import Failures
+from .logger import LogSink
 from .lookup import using_decoupled_model_transaction_policy
 from .open_request import MORE_THAN_ONE, OpenRequest
 from .request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
@@ -42,7 +43,7 @@ class Session:
         outputs: OutputPlacer,
         port: Port,
         event_loop: EventLoop,
-        log: Log,
+        log: LogSink,
         clock_ns: Callable[[], int],
         max_unread: int = 0,
     ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional,
 
 from .bus import Bus
 from .event_loop import EventLoop
-from .failures import Log
+from .logger import LogSink
 from .outputs import Outputs
 from .placer import Placer
 from .session import Session
@@ -35,7 +35,7 @@ class _Input(NamedTuple):
     data: bytes
 
 
-def warm_up(model: UserModel, bus: Bus, event_loop: EventLoop, log: Log) -> None:
+def warm_up(model: UserModel, bus: Bus, event_loop: EventLoop, log: LogSink) -> None:
     """Raises LoadError."""
     config = json.loads(model.args["model_config"])
     samples = list(_samples(config, model.args["model_repository"], log))
@@ -68,7 +68,7 @@ def _too_many(config: Config, sample: Config, instance: str) -> List[str]:
 # --- samples ------------------------------------------------------------------------------------------------------
 
 
-def _samples(config: Config, model_directory: str, log: Log) -> Iterator[tuple[Config, List[_Input]]]:
+def _samples(config: Config, model_directory: str, log: LogSink) -> Iterator[tuple[Config, List[_Input]]]:
     for sample in config.get("model_warmup", []):
         if not int(sample["batch_size"]):
             log("V", __file__, 0, "Skipping batch 0 warmup sample '{}'".format(sample["name"]))

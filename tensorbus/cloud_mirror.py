@@ -35,7 +35,7 @@ class NotAFile(Exception):
     """An object's name cannot be that of a file below its model."""
 
 
-class Plan(NamedTuple):
+class Changes(NamedTuple):
     """What makes one listing of a model of another one."""
 
     fetch: list[Object]
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     directories: set[str]  # all that there are to be, below the model
 
 
-def plan(held: Listing, listed: Listing) -> Plan:
+def plan(held: Listing, listed: Listing) -> Changes:
     """Pure. Raises NotAFile."""
     for path, one in listed.items():
         if _NO_NAMES & set(path.rstrip("/").split("/")) or "\0" in path:
@@ -53,7 +53,7 @@ def plan(held: Listing, listed: Listing) -> Plan:
     both = sorted(directories & files.keys())
     if both:
         raise NotAFile(f"the object '{files[both[0]].path}' is a directory, too")
-    return Plan(
+    return Changes(
         [one for path, one in files.items() if not one.is_as(held.get(path))],
         [path for path in held if path not in files and not path.endswith("/")],
         directories,
@@ -170,7 +170,7 @@ class Mirror:
                 self._held[model] = listed
                 self._idle.discard(model)
 
-    def _change(self, model: str, change: Plan) -> None:
+    def _change(self, model: str, change: Changes) -> None:
         directory = os.path.join(self.path, model)
         incoming = self._fetch(model, change.fetch) if change.fetch else ""
         try:

@@ -49,7 +49,6 @@ else:
     )
 
 OnResponse = Callable[[Response, Sequence[bytes]], None]  # a response, and the frames that hold its outputs
-Log = Callable[[str, str, int, str], None]  # level, file, line, text
 
 _NO_SERVER = "A model in the foreground cannot call other models: there is no server."
 _OURS = ("broker", "gateway", "metrics", "protocol", "shm", "stub", "tensorbus")
@@ -107,7 +106,7 @@ def _is_packages(entry: str) -> bool:
 class ForegroundModel:
     """Loaded and initialised; executes in the calling thread."""
 
-    def __init__(self, checked: Checked, log: Log) -> None:
+    def __init__(self, checked: Checked, log: logger.LogSink) -> None:
         """Raises ServingError, with the traceback logged if it was the model that raised."""
         logger.set_sink(log)
         bls.not_now = _NO_SERVER
