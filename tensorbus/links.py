@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import re
 import socket as sockets
 import struct
@@ -25,8 +24,8 @@ import structlog
 import zmq
 
 from broker.router import DoesNotRead, Unreachable
-from protocol.services import JOIN
 from tensorbus.curve import Doorkeeper, Trust, protect_dialer, protect_listener
+from tensorbus.running import CannotListen
 from tensorbus.tcp_address import TcpAddress, tcp_address
 
 __all__ = ["CannotListen", "Dialer", "DoesNotRead", "Listener", "Unreachable"]
@@ -37,7 +36,9 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[Socket]"
 Frame: TypeAlias = bytes | memoryview
 
-_LARGE = zmq.COPY_THRESHOLD  # from so many bytes on a frame is not copied
+# From so many bytes on a frame is not copied: one that was received, which is passed on as it is too; and one of ours,
+# for which libzmq has to tell another thread when it has left.
+_LARGE, _LARGE_OF_OURS = 64 * 1024, 512 * 1024
 _HWM = 1000  # messages to or from one peer that lie unread; a message holds what one turn of a loop brought
 _BURST = 100  # messages at once, before others have their turn
 _LINGER_MS = 1000  # of what was said just before the end
@@ -48,13 +49,10 @@ _UNACKNOWLEDGED_MS = 5000
 _PING_MS, _PONG_MS = 1000, 15000
 _CONNECT_MS, _HANDSHAKE_MS = 3000, 5000
 _RETRY_S, _MAX_RETRY_S = 0.1, 1.0
-_HUNG_UP = "it has hung up"
-_VAGUE_ATTEMPTS = 2  # that end so: both sides hang up if one has no key, and whoever is second does not see why
 _SAY_AGAIN_S = 60.0  # a peer that is refused comes back every second
 _MAX_REFUSED = 1000
 _SERVICE = re.compile(b"[0-9a-f]{8}")
 
-_JOIN = JOIN.encode()
 
 _NEVER_MS = 2**31 - 1
 
@@ -71,10 +69,6 @@ _LISTENER_CAUSES: dict[int, str] = {  # of EVENT_HANDSHAKE_FAILED_PROTOCOL
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it does not know our key",
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "one of us has a key, the other one has none",
 }
-
-
-class CannotListen(Exception):
-    """The address is taken, or not ours; the text is for the operator."""
 
 
 class Listener:
@@ -131,7 +125,7 @@ class Listener:
     def send(self, service: str, header: bytes, frames: Sequence[Frame] = ()) -> None:
         """Never waits. Raises Unreachable and DoesNotRead."""
         try:
-            _send(self._socket, [service.encode(), header, *frames])
+            _send(self._socket, [service.encode(), header], frames)
         except zmq.Again:
             raise DoesNotRead from None
         except zmq.ZMQError as error:
@@ -165,8 +159,7 @@ class Listener:
         if not _SERVICE.fullmatch(sender):
             return
         service = sender.decode()
-        if service not in self._connections or header.bytes[2:3] == _JOIN:  # which is the first on a connection
-            self._connections[service] = int(header.get("__fd"))
+        self._connections[service] = int(header.get("__fd"))
         self._heard(service, header.bytes, frames)
 
     # --- who is not let in ----------------------------------------------------------------------------------------
@@ -176,11 +169,13 @@ class Listener:
             self._peers[value] = _peer_of(value)
         elif event == zmq.EVENT_DISCONNECTED:
             peer = self._peers.pop(value, "")
-            if value in self._connections.values():
+            gone = [service for service, descriptor in self._connections.items() if descriptor == value]
+            if gone:
                 self._reader.read_all()
-            for service in [service for service, descriptor in self._connections.items() if descriptor == value]:
-                del self._connections[service]
-                self._hung_up(service)
+            for service in gone:
+                if self._connections.get(service) == value:  # else it is back already
+                    del self._connections[service]
+                    self._hung_up(service)
             if self._failure and peer:  # it was gone before we asked who it is: it will dial again
                 self._say_refused(peer, self._failure)
             self._failure = ""
@@ -237,7 +232,7 @@ class Dialer:
         if not self.is_connected or self._socket is None:
             raise Unreachable
         try:
-            _send(self._socket, [header, *frames])
+            _send(self._socket, [header], frames)
         except zmq.Again:
             raise DoesNotRead from None
         finally:
@@ -331,8 +326,7 @@ class Dialer:
 
     def _failed(self, cause: str) -> None:
         self._hang_up(linger_ms=0)
-        vague = cause.startswith(_HUNG_UP) and (self._said or self._attempts < _VAGUE_ATTEMPTS)
-        if cause not in self._said and not vague:
+        if cause not in self._said:
             self._said.add(cause)
             log.warning("cannot connect to the broker", address=self._address, cause=cause)
         delay_s = min(_RETRY_S * 2**self._attempts, _MAX_RETRY_S)
@@ -344,14 +338,14 @@ class Dialer:
             return "nobody listens there"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return "the broker does not know our key"
-        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            return "the broker asks for a key" if self._trust is None else "the broker has no key"
-        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value != zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             return f"it does not speak our protocol ({value:#x})"
-        if value in (errno.ETIMEDOUT, errno.EAGAIN):
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in (errno.ETIMEDOUT, errno.EAGAIN):
             return "it does not speak our protocol (nothing came)"
-        # Which is all that a broker says to who does not know its key.
-        return _HUNG_UP + (": the broker has another key" if self._trust is not None else f" ({os.strerror(value)})")
+        # It has hung up, which is all that a broker says to who does not know its key. Of two of which one has no key
+        # both hang up, and whoever is second does not see why.
+        like = "asks for a key" if self._trust is None else "has another key, or none"
+        return f"it hangs up, as a broker does that {like}"
 
 
 # --- sockets on the loop ------------------------------------------------------------------------------------------
@@ -369,11 +363,12 @@ class _Reader:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._again: asyncio.Handle | None = None
+        self._reading = False
         self._loop.add_reader(self._fd, self._read)
         self.look_again()
 
     def look_again(self) -> None:
-        if self._again is None and not self._socket.closed:
+        if self._again is None and not self._reading and not self._socket.closed:
             self._again = self._loop.call_soon(self._read)
 
     def read_all(self) -> None:
@@ -388,6 +383,7 @@ class _Reader:
     def _read(self) -> bool:
         """Whether there may be more."""
         self._again = None
+        self._reading = True
         count = 0
         while count < _BURST and not self._socket.closed:
             try:
@@ -397,10 +393,11 @@ class _Reader:
             except Exception:
                 log.exception("a message was not understood")
             count += 1
-        if count and not self._socket.closed:
-            self._done()
+        self._reading = False
         if count == _BURST:
             self.look_again()
+        if count and not self._socket.closed:
+            self._done()
         return count == _BURST
 
 
@@ -417,6 +414,7 @@ def _monitor(socket: Socket, events: int, on_event: Callable[[int, int], None]) 
 
 def _new_socket(context: Context, kind: int) -> Socket:
     socket = context.socket(kind)
+    socket.copy_threshold = _LARGE_OF_OURS
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.SNDHWM, _HWM),
@@ -430,8 +428,17 @@ def _new_socket(context: Context, kind: int) -> Socket:
     return socket
 
 
-def _send(socket: Socket, parts: list[Frame]) -> None:
+def _send(socket: Socket, header: list[bytes], frames: Sequence[Frame]) -> None:
+    """Raises zmq.Again if it cannot leave; then nothing of it has."""
+    parts: list[Frame | zmq.Frame] = [*header, *map(_uncopied, frames)]
     socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+
+
+def _uncopied(frame: Frame) -> Frame | zmq.Frame:
+    """What the memory belongs to, if that is a whole frame that was received."""
+    if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
+        return frame.obj
+    return frame
 
 
 def _receive_frames(socket: Socket) -> list[memoryview]:

@@ -1,0 +1,565 @@
+"""Both ends on real sockets, on the loop of production; the other end is libzmq's own where it has to misbehave."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+import zmq
+from structlog.testing import capture_logs
+
+from tensorbus.curve import Trust, broker_trust, make_keys, service_trust
+from tensorbus.links import CannotListen, Dialer, DoesNotRead, Listener, Unreachable
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+LOCAL = "tcp://127.0.0.1:0"
+ECHO = """
+import sys, uvloop, asyncio
+from tensorbus.links import Listener
+
+async def run():
+    listener = Listener(sys.argv[1], None, lambda service, header, frames: listener.send(service, header, frames), int)
+    listener.start()
+    print(listener.address, flush=True)
+    await asyncio.Event().wait()
+
+uvloop.run(run())
+"""
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def run(keys: "Keys") -> None:
+        uvloop.run(test(keys))
+
+    run.__name__ = test.__name__
+    return run
+
+
+class Keys:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        make_keys(str(directory))
+        make_keys(str(directory / "foreign"))
+
+    def broker(self, authorized: str = "service.pub") -> Trust:
+        return broker_trust(self.file("broker.key"), self.file(authorized))
+
+    def service(self, own: str = "service.key", broker: str = "broker.pub") -> Trust:
+        return service_trust(self.file(own), self.file(broker))
+
+    def file(self, name: str) -> str:
+        return str(self.directory / name)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+class Broker:
+    """What a Listener hears."""
+
+    def __init__(self, trust: Trust | None = None, address: str = LOCAL, echo: bool = False) -> None:
+        self.heard: list[tuple[str, bytes, list[bytes]]] = []
+        self.turns = 0
+        self.echo = echo
+        self.listener = Listener(address, trust, self._hear, self._done)
+        self.listener.start()
+
+    def _hear(self, service: str, header: bytes, frames: list[memoryview]) -> None:
+        if self.echo:
+            self.listener.send(service, header, frames)
+        self.heard.append((service, header, [bytes(frame) for frame in frames]))
+
+    def _done(self) -> None:
+        self.turns += 1
+
+
+class Service:
+    """What a Dialer hears."""
+
+    def __init__(self, address: str, trust: Trust | None = None, service_id: str = "0123abcd") -> None:
+        self.heard: list[tuple[bytes, list[bytes]]] = []
+        self.events: list[str] = []
+        self.dialer = Dialer(
+            address,
+            service_id,
+            trust,
+            lambda header, frames: self.heard.append((header, [bytes(frame) for frame in frames])),
+            lambda: None,
+            lambda: self.events.append("connected"),
+            lambda: self.events.append("lost"),
+        )
+        self.dialer.start()
+
+    async def connected(self) -> "Service":
+        await until(lambda: self.dialer.is_connected)
+        return self
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    broker_keys: Trust | None = None, service_keys: Trust | None = None, echo: bool = False
+) -> AsyncIterator:
+    broker = Broker(broker_keys, echo=echo)
+    service = await Service(broker.listener.address, service_keys).connected()
+    yield broker, service
+    service.dialer.close()
+    broker.listener.close()
+
+
+@contextlib.contextmanager
+def raw_socket(kind: int) -> Iterator[zmq.Socket]:
+    context: zmq.Context = zmq.Context()
+    end = context.socket(kind)
+    end.linger = 0
+    yield end
+    end.close()
+    context.term()
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+@on_the_loop
+async def test_messages_arrive_whole_and_in_order_both_ways(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service(), echo=True) as (broker, service):
+        sent = [(b"%d" % number, [b"x" * (number % 300)] * (number % 4)) for number in range(900)]
+        for header, frames in sent:
+            service.dialer.send(header, frames)
+        await until(lambda: len(service.heard) == len(sent))
+        assert service.heard == sent
+        assert broker.heard == [("0123abcd", header, frames) for header, frames in sent]
+        assert broker.turns < len(sent)
+
+
+@on_the_loop
+async def test_large_frames_travel_beside_small_ones(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service(), echo=True) as (_, service):
+        large, writable = os.urandom(64 * MIB), bytearray(os.urandom(MIB))
+        frames = [b"small", large, b"", memoryview(writable), large[: 64 * 1024]]
+        service.dialer.send(b"large", frames)
+        service.dialer.send(b"next")
+        await until(lambda: len(service.heard) == 2, 60)
+        assert service.heard == [(b"large", [bytes(frame) for frame in frames]), (b"next", [])]
+
+
+@on_the_loop
+async def test_a_burst_does_not_keep_the_loop_from_others(keys: Keys) -> None:
+    async with pair() as (broker, service):
+        turns = 0
+        for number in range(900):
+            service.dialer.send(b"%d" % number)
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if len(broker.heard) < 900:
+                asyncio.get_running_loop().call_soon(turn)
+
+        turn()
+        await until(lambda: len(broker.heard) == 900)
+        assert turns > 5 and broker.turns >= 9
+
+
+@on_the_loop
+async def test_a_fault_in_what_hears_does_not_stop_the_link(keys: Keys) -> None:
+    heard = []
+
+    def hear(service: str, header: bytes, frames: list[memoryview]) -> None:
+        heard.append(header)
+        if header == b"bad":
+            raise KeyError("a fault of ours")
+
+    listener = Listener(LOCAL, None, hear, lambda: None)
+    listener.start()
+    service = await Service(listener.address).connected()
+    with capture_logs() as logs:
+        service.dialer.send(b"bad")
+        service.dialer.send(b"good")
+        await until(lambda: len(heard) == 2)
+    assert [line["event"] for line in logs] == ["a message was not understood"]
+    service.dialer.close()
+    listener.close()
+
+
+@on_the_loop
+async def test_hundreds_of_services_are_told_apart(keys: Keys) -> None:
+    broker = Broker(keys.broker(), echo=True)
+    context: zmq.Context = zmq.Context()
+    trust = keys.service()
+    ends = {}
+    for number in range(300):
+        end = ends[f"{number:08x}"] = context.socket(zmq.DEALER)
+        end.routing_id, end.linger = b"%08x" % number, 0
+        end.curve_secretkey, end.curve_publickey, end.curve_serverkey = trust.secret, trust.public, trust.broker
+        end.connect(broker.listener.address)
+        end.send_multipart([b"header %d" % number, b"frame"])
+    await until(lambda: len(broker.heard) == len(ends), 60)
+    assert {service: header for service, header, _ in broker.heard} == {
+        service: b"header %d" % int(service, 16) for service in ends
+    }
+    for service, end in ends.items():
+        assert end.poll(20000) and end.recv_multipart() == [b"header %d" % int(service, 16), b"frame"]
+    for end in ends.values():
+        end.close()
+    context.term()
+    broker.listener.close()
+
+
+# --- peers that are not there, or do not read -------------------------------------------------------------------
+
+
+@on_the_loop
+async def test_nothing_is_kept_for_a_peer_that_is_not_there(keys: Keys) -> None:
+    broker = Broker()
+    with pytest.raises(Unreachable):
+        broker.listener.send("00000001", b"header", [b"frame"])
+    service = Service(broker.listener.address, service_id="00000001")
+    with pytest.raises(Unreachable):
+        service.dialer.send(b"too early")
+    await service.connected()
+    service.dialer.send(b"first")
+    await until(lambda: broker.heard)
+    broker.listener.send("00000001", b"answer")
+    await until(lambda: service.heard)
+    assert (broker.heard, service.heard) == ([("00000001", b"first", [])], [(b"answer", [])])
+    service.dialer.close()
+    with pytest.raises(Unreachable):
+        service.dialer.send(b"too late")
+    broker.listener.close()
+
+
+@on_the_loop
+async def test_a_service_that_does_not_read_is_given_a_bounded_number_of_messages(keys: Keys) -> None:
+    broker = Broker()
+    with raw_socket(zmq.DEALER) as end:
+        end.routing_id = b"00000001"
+        end.connect(broker.listener.address)
+        end.send(b"join")
+        await until(lambda: broker.heard)
+        service = await Service(broker.listener.address).connected()
+        service.dialer.send(b"join")
+        await until(lambda: len(broker.heard) == 2)
+        sent = 0
+        with pytest.raises(DoesNotRead):
+            for sent in range(20000):
+                broker.listener.send("00000001", b"%d" % sent, [bytes(10000)])
+                if not sent % 100:
+                    await asyncio.sleep(0)
+        assert 1000 <= sent < 10000
+        broker.listener.send("0123abcd", b"others are not kept waiting")
+        await until(lambda: service.heard)
+        for number in range(sent):
+            assert end.poll(20000) and end.recv_multipart()[0] == b"%d" % number
+    service.dialer.close()
+    broker.listener.close()
+
+
+@on_the_loop
+async def test_a_broker_that_does_not_read_is_given_a_bounded_number_of_messages(keys: Keys) -> None:
+    with raw_socket(zmq.ROUTER) as end:
+        port = end.bind_to_random_port("tcp://127.0.0.1")
+        service = await Service(f"tcp://127.0.0.1:{port}").connected()
+        with pytest.raises(DoesNotRead):
+            for _ in range(20000):
+                service.dialer.send(b"header", [bytes(10000)])
+        service.dialer.close()
+
+
+# --- connections that end ---------------------------------------------------------------------------------------
+
+
+def echoing_process(address: str) -> tuple[subprocess.Popen, str]:
+    process = subprocess.Popen([sys.executable, "-c", ECHO, address], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline() if process.stdout else ""
+    while line and not line.startswith("tcp:"):  # what it logs
+        line = process.stdout.readline()
+    return process, line.strip()
+
+
+@on_the_loop
+async def test_a_broker_that_is_killed_is_dialed_again_when_it_is_back(keys: Keys) -> None:
+    process, address = await asyncio.to_thread(echoing_process, LOCAL)
+    try:
+        service = await Service(address).connected()
+        service.dialer.send(b"one")
+        await until(lambda: service.heard)
+        with capture_logs() as logs:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            await until(lambda: not service.dialer.is_connected)
+            with pytest.raises(Unreachable):
+                service.dialer.send(b"lost")
+            process, _ = await asyncio.to_thread(echoing_process, address)
+            await service.connected()
+        service.dialer.send(b"two")
+        await until(lambda: len(service.heard) == 2)
+        assert service.heard == [(b"one", []), (b"two", [])]
+        assert service.events == ["connected", "lost", "connected"]
+        assert [line.get("cause", line["event"]) for line in logs] == [
+            "the connection to the broker is lost",
+            "nobody listens there",
+            "connected to the broker",
+        ]
+        service.dialer.close()
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+@on_the_loop
+async def test_a_broker_may_start_after_who_dials_it(keys: Keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://localhost:{taken.getsockname()[1]}"
+    with capture_logs() as logs:
+        service = Service(address)
+        await until(lambda: logs)
+        broker = Broker(address=address.replace("localhost", "127.0.0.1"))
+        await service.connected()
+    causes = [line["cause"] for line in logs if line["event"] == "cannot connect to the broker"]
+    assert causes == ["nobody listens there"]
+    service.dialer.close()
+    broker.listener.close()
+
+
+@on_the_loop
+async def test_the_last_words_of_a_broker_are_heard_before_it_counts_as_lost(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service()) as (broker, service):
+        service.dialer.send(b"join")
+        await until(lambda: broker.heard)
+        for number in range(900):
+            broker.listener.send("0123abcd", b"%d" % number, [bytes(1000)])
+        lost_after = []
+        service.dialer._lost = lambda: lost_after.append(len(service.heard))
+        broker.listener.close()
+        await until(lambda: lost_after)
+        assert lost_after == [900]
+
+
+@on_the_loop
+async def test_the_last_words_of_a_service_are_heard(keys: Keys) -> None:
+    broker = Broker(keys.broker())
+    service = await Service(broker.listener.address, keys.service()).connected()
+    for number in range(900):
+        service.dialer.send(b"%d" % number, [bytes(1000)])
+    service.dialer.close()
+    await until(lambda: len(broker.heard) == 900)
+    broker.listener.close()
+
+
+@on_the_loop
+async def test_a_service_that_is_dropped_dials_again(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service()) as (broker, service):
+        service.dialer.send(b"one")
+        await until(lambda: broker.heard)
+        assert broker.listener.peer("0123abcd").startswith("127.0.0.1:")
+        broker.listener.drop("0123abcd")
+        await until(lambda: service.events == ["connected", "lost", "connected"])
+        service.dialer.send(b"two")
+        await until(lambda: len(broker.heard) == 2)
+        broker.listener.send("0123abcd", b"answer")
+        await until(lambda: service.heard)
+        broker.listener.drop("ffffffff")
+
+
+@on_the_loop
+async def test_a_service_dials_again_under_another_id(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service()) as (broker, service):
+        service.dialer.send(b"one")
+        service.dialer.redial("00000002")
+        with pytest.raises(Unreachable):
+            service.dialer.send(b"not yet")
+        await service.connected()
+        service.dialer.send(b"two")
+        await until(lambda: ("00000002", b"two", []) in broker.heard)
+        broker.listener.send("00000002", b"answer")
+        await until(lambda: service.heard)
+        assert "lost" not in service.events
+
+
+@on_the_loop
+async def test_a_service_that_comes_back_takes_its_id_over(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service()) as (broker, first):
+        first.dialer.send(b"one")
+        await until(lambda: broker.heard)
+        second = await Service(broker.listener.address, keys.service()).connected()
+        second.dialer.send(b"two")
+        await until(lambda: len(broker.heard) == 2)
+        broker.listener.send("0123abcd", b"answer")
+        await until(lambda: second.heard)
+        assert not first.heard
+        second.dialer.close()
+
+
+@on_the_loop
+async def test_closing_leaves_no_descriptor_and_no_thread(keys: Keys) -> None:
+    async def life() -> None:
+        async with pair(keys.broker(), keys.service(), echo=True) as (broker, service):
+            service.dialer.send(b"one", [bytes(MIB)])
+            await until(lambda: service.heard)
+            broker.listener.drop("0123abcd")
+            await until(lambda: service.events[-1] == "connected" and len(service.events) == 3)
+        nobody = Service("tcp://127.0.0.1:1")
+        await until(lambda: nobody.dialer._said)
+        nobody.dialer.close()
+
+    def held() -> tuple[int, int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), threading.active_count()
+
+    await life()  # the loop keeps threads that look names up; pyzmq one that lets go of what is sent uncopied
+    before = held()
+    for _ in range(3):
+        await life()
+    assert held() == before
+
+
+# --- who may join -----------------------------------------------------------------------------------------------
+
+
+async def attempt(broker_keys: Trust | None, service_keys: Trust | None) -> tuple[list[Any], list[Any]]:
+    """What each side says of a service that dials for so long that it is refused several times."""
+    broker = Broker(broker_keys)
+    with capture_logs() as logs:
+        service = Service(broker.listener.address, service_keys)
+        await until(lambda: service.dialer._attempts >= 5)
+        await until(lambda: any(line["event"] == "a service was refused" for line in logs))
+    assert not broker.heard and not service.events
+    with pytest.raises(Unreachable):
+        service.dialer.send(b"nothing goes through")
+    service.dialer.close()
+    broker.listener.close()
+    refused = [line for line in logs if line["event"] == "a service was refused"]
+    assert all(line["peer"].startswith("127.0.0.1") for line in refused)
+    return (
+        [line["cause"] for line in refused],
+        [line["cause"] for line in logs if line["event"] == "cannot connect to the broker"],
+    )
+
+
+@on_the_loop
+async def test_a_key_that_is_not_authorized_is_refused_and_said_once(keys: Keys) -> None:
+    said = await attempt(keys.broker(), keys.service("foreign/service.key"))
+    assert said == (["its key is not authorized"], ["the broker does not know our key"])
+
+
+@on_the_loop
+async def test_a_service_without_a_key_is_refused_and_said_once(keys: Keys) -> None:
+    refused, (cause,) = await attempt(keys.broker(), None)
+    assert refused == ["one of us has a key, the other one has none"]
+    assert cause == "it hangs up, as a broker does that asks for a key"
+
+
+@on_the_loop
+async def test_a_service_with_a_key_does_not_join_a_broker_without(keys: Keys) -> None:
+    refused, (cause,) = await attempt(None, keys.service())
+    assert refused == ["one of us has a key, the other one has none"]
+    assert cause == "it hangs up, as a broker does that has another key, or none"
+
+
+@on_the_loop
+async def test_a_service_that_expects_another_broker_does_not_join_this_one(keys: Keys) -> None:
+    said = await attempt(keys.broker(), keys.service(broker="foreign/broker.pub"))
+    assert said == (["it does not know our key"], ["it hangs up, as a broker does that has another key, or none"])
+
+
+@on_the_loop
+async def test_a_key_may_be_authorized_while_the_broker_runs(keys: Keys) -> None:
+    authorized = keys.directory / "authorized"
+    authorized.mkdir(exist_ok=True)
+    (authorized / "first.pub").write_text((keys.directory / "service.pub").read_text())
+    broker = Broker(keys.broker("authorized"))
+    service = Service(broker.listener.address, keys.service("foreign/service.key"))
+    await until(lambda: service.dialer._said)
+    (authorized / "second.pub").write_text((keys.directory / "foreign/service.pub").read_text())
+    await service.connected()
+    service.dialer.close()
+    broker.listener.close()
+
+
+@on_the_loop
+async def test_who_is_no_service_is_not_heard(keys: Keys) -> None:
+    async with pair() as (broker, service):
+        with raw_socket(zmq.DEALER) as end:
+            end.connect(broker.listener.address)
+            end.send_multipart([b"header", b"frame"])
+            with raw_socket(zmq.DEALER) as other:
+                other.routing_id = b"\xff\xff\xff\xff\xff\xff\xff\xff"
+                other.connect(broker.listener.address)
+                other.send(b"header")
+                port = int(broker.listener.address.rpartition(":")[2])
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+                    service.dialer.send(b"I am")
+                    await until(lambda: broker.heard)
+        assert [service for service, *_ in broker.heard] == ["0123abcd"]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+@on_the_loop
+async def test_an_address_that_cannot_be_listened_at_is_said_and_leaves_nothing(keys: Keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = [f"tcp://127.0.0.1:{taken.getsockname()[1]}", "tcp://192.0.2.1:1", "nonsense", "tcp://nowhere:1"]
+        before = len(os.listdir("/proc/self/fd"))
+        for address in addresses:
+            listener = Listener(address, None, lambda *_: None, lambda: None)
+            with pytest.raises(CannotListen, match=f"cannot listen at {address}: "):
+                listener.start()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@on_the_loop
+async def test_a_name_that_cannot_be_resolved_is_said_once(keys: Keys) -> None:
+    with capture_logs() as logs:
+        service = Service("tcp://nowhere.invalid:8003")
+        await until(lambda: service.dialer._attempts >= 3)
+    assert [line["cause"].partition(": ")[0] for line in logs] == ["cannot resolve nowhere.invalid"]
+    service.dialer.close()
+
+
+@on_the_loop
+async def test_a_port_where_nobody_speaks_zeromq_is_said(keys: Keys) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 this is a mail server\r\n" * 10)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    with capture_logs() as logs:
+        service = Service(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await until(lambda: logs)
+    assert len(logs) == 1 and not service.events
+    service.dialer.close()
+    server.close()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6 here")
+@on_the_loop
+async def test_ipv6_addresses_stand_in_brackets(keys: Keys) -> None:
+    broker = Broker(keys.broker(), address="tcp://[::1]:0")
+    assert broker.listener.address.startswith("tcp://[::1]:")
+    service = await Service(broker.listener.address, keys.service()).connected()
+    service.dialer.send(b"one")
+    await until(lambda: broker.heard)
+    assert broker.listener.peer("0123abcd").startswith("::1")
+    service.dialer.close()
+    broker.listener.close()
