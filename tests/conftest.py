@@ -1,5 +1,7 @@
-"""For all tests: hypothesis judges what is computed, not how fast a busy machine does it; a test's log is its own."""
+"""For all tests: hypothesis judges what is computed, not how fast a busy machine does it; a test's log is its own; an
+object store on this host."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -15,3 +17,16 @@ def _log_of_its_own() -> Iterator[None]:
     """A server in the process of the tests configures structlog for good: the next test starts without."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    """Host and port of an S3 server, which takes any keys until it is told otherwise."""
+    from moto.server import ThreadedMotoServer  # slow to import
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"{host}:{port}"
+    server.stop()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.system.conftest import Repository, Server, Start, eventually
 
@@ -31,25 +28,15 @@ def execute(self, requests):
 """
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"{host}:{port}"
-    server.stop()
-
-
 class Bucket:
     """A bucket whose ``url`` is a model repository; models are made in a directory and put there."""
 
-    def __init__(self, endpoint: str, name: str, source: Repository) -> None:
-        self._client = boto3.client("s3", endpoint_url=f"http://{endpoint}", **KEYS)
+    def __init__(self, s3_endpoint: str, name: str, source: Repository) -> None:
+        self._client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", **KEYS)
         self._client.create_bucket(Bucket=name)
         self._name = name
         self._source = source
-        self.url = f"s3://{endpoint}/{name}/models"
+        self.url = f"s3://{s3_endpoint}/{name}/models"
 
     def add(self, name: str, code: str, **options: Any) -> None:
         self._source.add(name, code, **options)
@@ -75,14 +62,14 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Bucket:
+def bucket(s3_endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Bucket:
     (tmp_path / "source").mkdir()
-    return Bucket(endpoint, f"bucket{abs(hash(request.node.name))}", Repository(tmp_path / "source"))
+    return Bucket(s3_endpoint, f"bucket{abs(hash(request.node.name))}", Repository(tmp_path / "source"))
 
 
-def ask_for_keys(endpoint: str, after: int) -> None:
+def ask_for_keys(s3_endpoint: str, after: int) -> None:
     """From then on only those are served that have the key of a user."""
-    url = f"http://{endpoint}/moto-api/reset-auth"
+    url = f"http://{s3_endpoint}/moto-api/reset-auth"
     headers = {"Content-Type": "text/plain"}
     urllib.request.urlopen(urllib.request.Request(url, str(after).encode(), headers), timeout=10)
 
@@ -158,12 +145,12 @@ def test_in_poll_mode_what_changes_in_the_bucket_is_loaded_and_unloaded(
 
 
 def test_a_repository_without_access_is_refused_at_the_start(
-    bucket: Bucket, endpoint: str, start: Start, tmp_path: Path
+    bucket: Bucket, s3_endpoint: str, start: Start, tmp_path: Path
 ) -> None:
     bucket.add("m", TIMES % 2)
     (tmp_path / "no_driver").mkdir()
     (tmp_path / "no_driver" / "s3fs.py").write_text("raise ImportError('No module named s3fs')")
-    no_bucket = f"s3://{endpoint}/nobody-has-that/models"
+    no_bucket = f"s3://{s3_endpoint}/nobody-has-that/models"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -190,12 +177,12 @@ def test_a_repository_without_access_is_refused_at_the_start(
 
 
 def test_a_wrong_key_is_refused_and_a_file_of_credentials_has_the_right_one(
-    bucket: Bucket, endpoint: str, start: Start, tmp_path: Path
+    bucket: Bucket, s3_endpoint: str, start: Start, tmp_path: Path
 ) -> None:
     bucket.add("m", TIMES % 2)
     mount = tmp_path / "mount"
     mount.mkdir()
-    iam = boto3.client("iam", endpoint_url=f"http://{endpoint}", **KEYS)
+    iam = boto3.client("iam", endpoint_url=f"http://{s3_endpoint}", **KEYS)
     iam.create_user(UserName="reader")
     every = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
     iam.put_user_policy(UserName="reader", PolicyName="all", PolicyDocument=json.dumps(every))
@@ -204,7 +191,7 @@ def test_a_wrong_key_is_refused_and_a_file_of_credentials_has_the_right_one(
     file = tmp_path / "credentials.json"
     file.write_text(json.dumps({"s3": {"": right | {"key_id": "wrong"}, bucket.url: right}}))
 
-    ask_for_keys(endpoint, after=0)
+    ask_for_keys(s3_endpoint, after=0)
     try:
         server = start(wait=False, path=bucket.url, environ=ENVIRON)
         assert server.wait() == 1
@@ -224,4 +211,4 @@ def test_a_wrong_key_is_refused_and_a_file_of_credentials_has_the_right_one(
         assert server.terminate() == 0
         assert not os.listdir(mount)
     finally:
-        ask_for_keys(endpoint, after=1_000_000)
+        ask_for_keys(s3_endpoint, after=1_000_000)

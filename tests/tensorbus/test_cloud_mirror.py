@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import boto3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 from broker.stamps import fingerprint
 from protocol.errors import InternalError
@@ -23,19 +20,9 @@ from tensorbus.cloud_objects import Object, Objects
 SECRETS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"{host}:{port}"
-    server.stop()
-
-
 class Bucket:
-    def __init__(self, endpoint: str, name: str) -> None:
-        self.client = boto3.client("s3", endpoint_url=f"http://{endpoint}", **SECRETS)
+    def __init__(self, s3_endpoint: str, name: str) -> None:
+        self.client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", **SECRETS)
         self.client.create_bucket(Bucket=name)
         self.name = name
 
@@ -51,15 +38,15 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(endpoint: str, request: pytest.FixtureRequest) -> Bucket:
-    return Bucket(endpoint, f"b{abs(hash(request.node.name))}")
+def bucket(s3_endpoint: str, request: pytest.FixtureRequest) -> Bucket:
+    return Bucket(s3_endpoint, f"b{abs(hash(request.node.name))}")
 
 
 @pytest.fixture
-def mirror(bucket: Bucket, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mirror:
+def mirror(bucket: Bucket, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mirror:
     for name, value in SECRETS.items():
         monkeypatch.setenv({"region_name": "AWS_DEFAULT_REGION"}.get(name, name.upper()), value)
-    return Mirror(Objects(locate(f"s3://{endpoint}/{bucket.name}/r"), CloudSettings()), str(tmp_path / "mirror"))
+    return Mirror(Objects(locate(f"s3://{s3_endpoint}/{bucket.name}/r"), CloudSettings()), str(tmp_path / "mirror"))
 
 
 def files(mirror: Mirror) -> dict[str, str]:
