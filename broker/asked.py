@@ -85,7 +85,7 @@ class Asked:
         """Nobody need be allowed to ask for that: the operator does."""
         if not self._open:
             return told(event.asker, Unavailable(NOT_READY))
-        return self._control.load(LoadModel(event.model, None, event.asker), now)
+        return self._control.load(LoadModel(event.model, None, event.asker, event.quiet), now)
 
     def removed(self, event: Removed, now: int) -> list[Action]:
         return self._control.unload(event.model, False, now) if self._open else []

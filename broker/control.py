@@ -97,7 +97,7 @@ class ModelControl:
     def _poll(self, line: LoadLine) -> Poll:
         self._last_poll += 1
         line.poll, line.generation, line.settles_until = self._last_poll, None, 0
-        return Poll(line.poll, line.orders[0].model, line.orders[0].override)
+        return Poll(line.poll, line.orders[0].model, line.orders[0].override, line.quiet)
 
     def polled(self, event: Polled, now: int) -> list[Action]:
         line = self._lines.get(event.model)
@@ -119,6 +119,7 @@ class ModelControl:
             line.sources = sources
             return []
         generation = line.generation = Generation(sources, now, self._serving.kept(sources))
+        generation.quiet = line.quiet
         urgent = any(self._lines.is_urgent(order.asker) for order in line.orders)
         actions = self._startup.load(generation, now)
         return actions + self._startup.hurry(generation, now) if urgent else actions
@@ -144,7 +145,8 @@ class ModelControl:
             return actions
         failed = load_failed(generation)
         actions = self._serving.abandon(generation, now)
-        actions.append(Say("error", f"failed to load '{generation.model}'", {}))
+        if not generation.quiet:
+            actions.append(Say("error", f"failed to load '{generation.model}'", {}))
         return actions + self._next(line, failed)
 
     def _next(self, line: LoadLine, error: ServingError | None) -> list[Action]:
@@ -180,7 +182,7 @@ class ModelControl:
         actions: list[Action] = []
         for model in sorted(line.models):
             if model not in self._lines:
-                actions += self.load(LoadModel(model, None, ForEnsemble(line.model)), now)
+                actions += self.load(LoadModel(model, None, ForEnsemble(line.model), line.quiet), now)
         return actions
 
     def _assemble(self, now: int) -> list[Action]:
@@ -206,12 +208,13 @@ class ModelControl:
             self._serving.forgive(line.model)
             return self._next(line, None)
         line.generation = put_together(sources, plans, now)
+        line.generation.quiet = line.quiet
         return self._startup.load(line.generation, now)
 
     def _refuse(self, line: LoadLine, sources: list[VersionSource], error: ServingError) -> list[Action]:
         self._serving.refuse(line.model, sources, error)
-        said = Say("error", f"failed to load '{line.model}': {error.status_text()}", {})
-        return [said, *self._next(line, InvalidArgument(f"load failed for model '{line.model}': {error}\n"))]
+        said = [] if line.quiet else [Say("error", f"failed to load '{line.model}': {error.status_text()}", {})]
+        return [*said, *self._next(line, InvalidArgument(f"load failed for model '{line.model}': {error}\n"))]
 
     def _bring_back(self, model: str, elsewhere: bool = False) -> None:
         """Ensembles that need the model, which has just come to serve: all may have changed for them. Or it serves no

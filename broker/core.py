@@ -253,6 +253,10 @@ class Core:
         return self._answering.outputs_read(event.origin, event.lease, now)
 
     def _log(self, key: str, message: Log, frames: Frames, now: int) -> list[Action]:
+        found = self._roster.serving(key)
+        version = found[0] if found is not None else self._roster.configuring(key)
+        if version is not None and version.state is VersionState.LOADING and version.generation.quiet:
+            return []
         return [ModelSaid(message.level, message.file, message.line, message.text)]
 
     # --- coming up, dying, ending ---------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ class LoadModel(NamedTuple):
     model: str
     override: Override | None
     asker: Asker | StubAsker
+    quiet: bool = False  # the same has failed before, and the log has said why
 
 
 class Reload(NamedTuple):
@@ -154,6 +155,7 @@ class Reload(NamedTuple):
 
     model: str
     asker: Asker
+    quiet: bool = False  # see LoadModel
 
 
 class Removed(NamedTuple):
@@ -311,11 +313,12 @@ class Dismiss(NamedTuple):
 
 
 class Poll(NamedTuple):
-    """Read the model's directory; Polled answers."""
+    """Read the model's directory; Polled answers. ``quiet`` as in LoadModel."""
 
     number: int
     model: str
     override: Override | None
+    quiet: bool = False
 
 
 class Discard(NamedTuple):

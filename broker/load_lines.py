@@ -38,6 +38,10 @@ class LoadLine:
         self.sources: list[VersionSource] = []
 
     @property
+    def quiet(self) -> bool:
+        return bool(self.orders) and self.orders[0].quiet
+
+    @property
     def models(self) -> set[str]:
         """Those that the ensemble waits for."""
         names = {name for source in self.sources for name, _ in step_models(source.config)}

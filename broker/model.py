@@ -254,12 +254,14 @@ def no_host(model: str) -> Unavailable:
 class Generation:
     """The versions of one model that are loaded together: they serve together or not at all.
 
-    ``kept`` are those that serve already, in the generation before, and stay with an update of their instances."""
+    ``kept`` are those that serve already, in the generation before, and stay with an update of their instances. Of a
+    ``quiet`` one the log has said already why it fails."""
 
-    __slots__ = ("first", "kept", "versions")
+    __slots__ = ("first", "kept", "quiet", "versions")
 
     def __init__(self, sources: Sequence[VersionSource], now: int, kept: Sequence[ModelVersion] = ()) -> None:
         self.first = sources[0]
+        self.quiet = False
         self.kept = list(kept)
         stays = {one.version: one for one in kept}
         for source in sources:

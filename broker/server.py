@@ -68,8 +68,8 @@ class Repositories(Protocol):
     async def names(self) -> dict[str, str]:
         """What there is, with the reason of what can be no model. Raises ServingError."""
 
-    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
-        """The versions to load. Raises ServingError."""
+    async def poll(self, model: str, override: Override | None, quiet: bool = False) -> list[VersionSource]:
+        """The versions to load. Raises ServingError. ``quiet``: what is wrong has been logged already."""
 
     async def discard(self, directory: str) -> None:
         """Remove a directory that was made for a load."""
@@ -311,9 +311,9 @@ class BrokerServer:
         self.post(event)
 
     async def _polled(self, action: Poll) -> None:
-        number, model, override = action
+        number, model, override, quiet = action
         try:
-            event = Polled(number, model, await self._repositories.poll(model, override))
+            event = Polled(number, model, await self._repositories.poll(model, override, quiet))
         except ServingError as error:
             event = Polled(number, model, [], error)
         except Exception as fault:

@@ -77,6 +77,8 @@ class Startup:
             self._registry.add(version)
         for version in (*generation.kept, *generation.versions):
             self._waiting.append(version)
+            if generation.quiet:
+                continue
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
             limit = version.config.message.ensemble_scheduling.max_inflight_requests
             if limit:
@@ -350,7 +352,8 @@ class Startup:
         """A process of a version that is still loading, or one that was to join it, died before it had said why."""
         failed = self._fail(version, event.error(name), now)
         fields = {"model": version.name, "version": version.version, "instance": name, "cause": event.cause}
-        return [Say("error", "a stub process died while it loaded", fields), *failed] if failed else []
+        said = Say("error", "a stub process died while it loaded", fields)
+        return [said, *failed] if failed and not version.generation.quiet else failed
 
     # --- how it ends ----------------------------------------------------------------------------------------------
 
@@ -364,7 +367,8 @@ class Startup:
 
     def _fail(self, version: ModelVersion, error: ServingError, now: int) -> list[Action]:
         cause = f"failed to load '{version.name}' version {version.version}: {error.status_text()}"
-        actions: list[Action] = [Say("error", cause, {})]
+        quiet = version.update.generation.quiet if version.update is not None else version.generation.quiet
+        actions: list[Action] = [] if quiet else [Say("error", cause, {})]
         if version.update is not None:
             version.update.error, version.update.is_up = error, False
             version.reason = error.status_text()

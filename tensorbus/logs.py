@@ -231,5 +231,5 @@ def log_table(table: str) -> None:
 
 
 def _value(value: object) -> str:
-    text = str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -123,8 +123,8 @@ class Repositories:
     def _stamp(self, directory: str) -> str:
         return self._cloud.stamp(directory) or fingerprint(directory)
 
-    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
-        """Texts of the log name paths; those of the errors go to whoever asked."""
+    async def poll(self, model: str, override: Override | None, quiet: bool = False) -> list[VersionSource]:
+        """Texts of the log name paths, and are left out if ``quiet``; those of the errors go to whoever asked."""
         private = ""
         try:
             if override is not None and override.files:
@@ -135,9 +135,11 @@ class Repositories:
                 await self.discard(private)
             if not isinstance(error, PollError):
                 raise
-            log.error(str(error))
+            if not quiet:
+                log.error(str(error))
             raise not_polled(model) from None
-        _say(lines)
+        if not quiet:
+            _say(lines)
         return sources
 
     def _sources(

@@ -92,7 +92,7 @@ class World:
             raise self.environment
         return await self.environment
 
-    async def poll(self, model: str, override: Override | None) -> list[VersionSource]:
+    async def poll(self, model: str, override: Override | None, quiet: bool = False) -> list[VersionSource]:
         if model == "broken":
             raise OSError("broken")
         raise InternalError(f"failed to load '{model}', failed to poll from model repository")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.system.conftest import Background, Repository, Server, Start, eventually
 from tests.system.test_model_control import NOT_ALLOWED, NUMBER, change, load, unload
 
+BROKEN = """
+def initialize(self, args):
+    with open({tried!r}, "a") as file:
+        file.write(".")
+    raise ValueError({reason!r})
+"""
 DUPLICATE = "model appears in two or more repositories"
 
 
@@ -53,7 +60,7 @@ def test_models_versions_and_configurations_come_change_and_go(
     custom.parent.mkdir()
     custom.write_text((named.parent / "config.pbtxt").read_text().replace("count: 1", "count: 2"))
     eventually(lambda: answers(server, "new", 2) and answers(server, "versions", 2))
-    eventually(lambda: server.lines("a changed model was not loaded", "code"))
+    eventually(lambda: server.lines("a model was not loaded; what has served goes on serving", "model=code"))
     assert server.index()["code:1"]["state"] == "READY" and server.ready()
     eventually(lambda: not server.stubs("twice") and len(server.stubs("named")) == 2)
     assert server.index()["twice:"] == {"name": "twice", "state": "UNAVAILABLE", "reason": DUPLICATE}
@@ -72,3 +79,23 @@ def test_models_versions_and_configurations_come_change_and_go(
         and server.ready()
     )
     assert {value for (value,) in clients.stop()} <= {1.0, 3.0}
+
+
+def test_a_model_that_stays_broken_is_tried_with_each_poll_and_told_of_once(
+    repository: Repository, start: Start, flag: Callable[[str], Path]
+) -> None:
+    tried = flag("tried")
+    server = start("--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false")
+    repository.add("broken", BROKEN.format(tried=str(tried), reason="no such luck"))
+    repository.add("sound")
+    eventually(lambda: tried.exists() and len(tried.read_text()) >= 3)
+    assert len(server.lines("failed to load 'broken' version 1", "no such luck")) == 1
+    assert len(server.lines("\"failed to load 'broken'\"")) == 1
+    assert len(server.lines("loading: broken:1")) == 1
+    assert len(server.lines('"a model was not loaded"', "model=broken", "no such luck")) == 1
+    assert len(server.lines("ValueError: no such luck")) == 3  # in the model's own traceback, and in two of the above
+    assert len(server.lines("the model repositories have changed", 'load="broken, sound"')) <= 1
+    assert not server.lines("unload=")
+
+    change(repository.path / "broken" / "1", BROKEN.format(tried=str(tried), reason="worse luck"))
+    eventually(lambda: server.lines('"a model was not loaded"', "model=broken", "worse luck"))

@@ -20,7 +20,7 @@ def test_what_is_new_or_other_is_loaded_and_what_has_gone_is_unloaded():
     poller = Poller({"a": "1", "b": "1"})
     assert look(poller, a="2", c="1") == Changes(["a", "c"], ["b"])
     for model in "ac":
-        poller.ended(model, failed=False)
+        poller.ended(model)
     assert look(poller, a="2", c="1") == NOTHING
     assert look(poller, a="2", b="1", c="1") == Changes(["b"], [])
 
@@ -36,14 +36,39 @@ def test_a_load_that_has_failed_is_tried_again_with_each_poll():
     poller = Poller({})
     assert look(poller, a="1") == Changes(["a"], [])
     assert look(poller, a="1") == NOTHING  # it is under way
-    poller.ended("a", failed=True)
-    assert look(poller, a="1") == Changes(["a"], [])
+    poller.ended("a", "broken")
+    assert look(poller, a="1") == Changes(["a"], [], ("a",))
+
+
+def test_that_a_load_has_failed_is_news_until_it_was_told():
+    poller = Poller({})
+    look(poller, a="1")
+    assert poller.ended("a", "broken")
+    assert look(poller, a="1").again == ("a",)
+    assert not poller.ended("a", "broken")
+    assert look(poller, a="1").again == ("a",)
+    assert poller.ended("a", "broken otherwise")
+    assert look(poller, a="2") == Changes(["a"], [], ())
+    assert poller.ended("a", "broken otherwise")
+    assert look(poller, a="2").again == ("a",)
+    assert not poller.ended("a")
+    assert look(poller, a="3") == Changes(["a"], [], ())
+    assert poller.ended("a", "broken")
+
+
+def test_what_has_failed_at_the_start_was_told_then():
+    poller = Poller({"a": "1", "b": "1"})
+    poller.try_again(["a"])
+    assert look(poller, a="1", b="1") == Changes(["a"], [], ("a",))
+    assert not poller.ended("a", "broken")
+    assert look(poller, a="1", b="1") == Changes(["a"], [], ("a",))
+    assert poller.ended("a", "broken otherwise")
 
 
 def test_what_has_failed_is_unloaded_when_it_is_gone():
     poller = Poller({"a": "1"})
     assert look(poller, a="2") == Changes(["a"], [])
-    poller.ended("a", failed=True)
+    poller.ended("a", "broken")
     assert look(poller) == Changes([], ["a"]) and look(poller) == NOTHING
 
 
@@ -51,7 +76,7 @@ def test_a_change_during_the_load_is_a_reason_for_the_next():
     poller = Poller({})
     assert look(poller, a="1") == Changes(["a"], [])
     assert look(poller, a="2") == NOTHING
-    poller.ended("a", failed=False)
+    poller.ended("a")
     assert look(poller, a="2") == Changes(["a"], [])
 
 
