@@ -19,6 +19,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from broker import loose_json
 from broker.proto import Message, ModelConfigMessage
 from protocol.errors import InvalidArgument
 
@@ -41,10 +42,10 @@ def to_json(message: Message) -> str:
 
 
 def from_json(text: str) -> Message:
-    """Both spellings of field names, 64-bit integers as numbers or strings, enum names in any case; unknown fields are
-    errors. Raises InvalidArgument."""
+    """Both spellings of field names, 64-bit integers as numbers or strings, enum names in any case, and loose JSON;
+    unknown fields are errors. Raises InvalidArgument."""
     try:
-        value = json.loads(text)
+        value = loose_json.loads(text)
         if not isinstance(value, dict):
             raise ValueError("a model configuration is a JSON object")
         return json_format.ParseDict(_fold_enums(value, ModelConfigMessage.DESCRIPTOR), ModelConfigMessage())

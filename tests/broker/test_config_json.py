@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,60 @@ def test_json_may_spell_names_both_ways_and_enums_in_any_case():
     assert message.max_batch_size == 2
     assert list(message.input[0].dims) == [3, 4]
     assert to_json(message.input[0]).startswith('{"name":"A","data_type":"TYPE_FP32"')
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "value"),
+    [
+        ('{max_batch_size: 3, "parameters": {a: {"string_value": "x"}}}', 3, "x"),
+        ('{maxBatchSize \n : 3, "parameters": {"a": {"string_value": "k: [,]"}}}', 3, "k: [,]"),
+        ("{'max_batch_size': 3, 'parameters': {'a': {'string_value': 'x\"y\\'z'}}}", 3, "x\"y'z"),
+        (
+            '{"max_batch_size": 3, "parameters": {"a": {"string_value": "\\q\\n\n",},}, "input": [{"name": "A"} , ]}',
+            3,
+            "q\n\n",
+        ),
+    ],
+)
+def test_json_may_be_as_loose_as_triton_takes_it(text, size, value):
+    message = from_json(text)
+    assert (message.max_batch_size, message.parameters["a"].string_value) == (size, value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"max_batch_size": 3 /* x */}',
+        '{"max_batch_size": +3}',
+        '{"max_batch_size": 03}',
+        '{"dynamic_batching": {"preserve_ordering": True}}',
+        '{"dynamic_batching": {,}}',
+        '{"input": [,]}',
+        '{"input": [ , ]}',
+        '{"input": [{"name": "A"}, , ]}',
+        '{"max_batch_size": 3,,}',
+        '{,"max_batch_size": 3}',
+        '{"max_batch_size": 3 "name": "m"}',
+        '{"parameters": {a-b: {"string_value": "x"}}}',
+        '{"parameters": {null: {"string_value": "x"}}}',
+        '{"instance_group": [{"kind": KIND_CPU}]}',
+        '{"max_batch_size": 3} x',
+        "{'max_batch_size\": 3}",
+    ],
+)
+def test_json_must_not_be_looser_than_triton_takes_it(text):
+    with pytest.raises(InvalidArgument):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{" + "a" * 1_000_000, '"' + '\\"' * 500_000, "{" + "[ ," * 300_000, "," + " " * 1_000_000]
+)
+def test_it_takes_no_longer_the_looser_it_is(text):
+    began = time.process_time()
+    with pytest.raises(InvalidArgument):
+        from_json(text)
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(
