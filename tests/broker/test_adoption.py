@@ -1,0 +1,177 @@
+"""Stubs that have outlived their broker: the next one takes them over with what they hold, and runs nothing twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.config_json import to_json
+from broker.events import HostJoined, LoadModels, Spawn, StartServing
+from broker.model import VersionSource
+from broker.model_config import ModelConfigMessage, from_message
+from protocol.codec import encode
+from protocol.messages import READY, Executed, Ready, Response
+from protocol.services import HeldStub
+from tests.broker.conftest import Bench, Sink
+
+OLD_NONCE = b"o" * 32
+
+
+class Adopting(Bench):
+    """A new broker, and the sinks of requests that an old one had taken."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(hosted=True, auto_complete=True, first_number=1000, **settings)
+        self.spawned: list[str] = []
+        self.old: dict[int, Sink] = {}
+        self.up: set[str] = set()
+
+    def _carry_out(self, actions: list) -> None:
+        self.spawned += [action.key for action in actions if isinstance(action, Spawn)]
+        super()._carry_out(actions)
+
+    def sink(self, id: int) -> Sink:
+        return self.old.setdefault(id, Sink())
+
+    def serve(self, count: int = 1, stamp: str = "files-1", **fields: object) -> None:
+        """A model "m", of which nothing but files and configuration are known."""
+        message = ModelConfigMessage(name="m", backend="python", **fields)
+        message.instance_group.add(count=count, name="m")
+        source = VersionSource("m", 1, "/repo/m", from_message(message), files=stamp)
+        self.tell(LoadModels([source]))
+        self.turn()
+
+    def join(self, *held: HeldStub, host: str = "a") -> None:
+        for stub in held:
+            self.alive[stub.key] = stub.instance
+            self.inbox[stub.key] = []
+        self.tell(HostJoined(host, ("*",), (), held, self.sink))
+        self.turn()
+
+    def come_up(self) -> None:
+        """What this broker has started does, and what it has killed goes."""
+        for _ in range(3):
+            self.finish()
+            for key in [key for key in self.spawned if key in self.alive and key not in self.up]:
+                self.up.add(key)
+                self.hello(key)
+                self.loaded(key)
+                if key.startswith("c"):
+                    self.die(key, 0)
+
+    def version(self):
+        return self.core.registry.rows("m")[0]
+
+    def says(self, key: str, *executed: Executed, responses: tuple[Response, ...] = ()) -> None:
+        self.results(key, list(executed), responses=list(responses))
+
+
+def held(key="7.2", instance="m_0", stamp="files-1", batches=(), open=(), ready=True, **config) -> HeldStub:
+    """A stub with the complete configuration that the old broker gave it: inputs and outputs are X."""
+    message = ModelConfigMessage(name="m", backend="python", **config)
+    for io in (message.input.add(), message.output.add()):
+        io.name, io.data_type, io.dims[:] = "X", 11, [4]
+    said = encode(Ready(READY, OLD_NONCE, "segment")) if ready else b""
+    return HeldStub(key, "m", 1, instance, stamp, to_json(message), said, list(batches), list(open))
+
+
+@pytest.fixture
+def bench():
+    bench = Adopting()
+    bench.serve()
+    return bench
+
+
+def test_a_stub_that_lives_serves_at_once_and_nothing_is_started(bench):
+    bench.join(held())
+    assert bench.version().state.value == "READY"
+    assert (bench.spawned, bench.killed) == ([], [])
+    request = bench.submit()
+    bench.turn()
+    assert bench.held("7.2") == [request]
+    bench.answer("7.2")
+    assert bench.response(request).error is None
+
+
+def test_the_configuration_is_the_one_that_its_stubs_were_given(bench):
+    bench.join(held())
+    assert json.loads(bench.version().signature.config_json)["input"][0]["name"] == "X"
+
+
+def test_what_a_stub_holds_is_answered_when_it_has_executed_it(bench):
+    bench.join(held(batches=[(3, [11, 12]), (4, [13])], open=[10]))
+    new = bench.submit()
+    bench.turn()
+    bench.says("7.2", responses=(Response(10, []),))
+    bench.says("7.2", Executed(3, 1, 1, 1, False, [Response(11, []), Response(12, [])]))
+    bench.says("7.2", Executed(4, 1, 1, 1, False, [Response(13, [])]))
+    assert {id: len(sink.responses) for id, sink in bench.old.items()} == {10: 1, 11: 1, 12: 1, 13: 1}
+    assert bench.held("7.2") == [new]
+    assert bench.batches("7.2")[0].id > 4
+
+
+def test_if_the_stub_dies_what_it_held_fails_or_goes_on_as_ever(bench):
+    bench.join(held(batches=[(3, [11])]))
+    bench.die("7.2", inside=3)
+    assert "is not healthy" in bench.old[11].responses[0].error[1]
+    assert bench.spawned == ["7.3"]
+
+
+def test_what_is_missing_is_started_beside_the_stubs_that_live(make_bench):
+    bench = Adopting()
+    bench.serve(count=2)
+    bench.join(held(instance="m_1"))
+    assert bench.version().state.value == "LOADING"
+    (new,) = bench.spawned
+    bench.come_up()
+    assert bench.version().state.value == "READY"
+    assert sorted(one.key for one in bench.version().instances) == sorted(["7.2", new])
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [
+        held(stamp="other files"),
+        held(instance="m_9"),
+        held(ready=False),
+        held(key="c7"),
+        held(key="../../etc"),
+        held()._replace(model="unknown"),
+        held()._replace(ready=b"\xc1"),
+        held()._replace(version=2),
+    ],
+    ids=["changed", "no such instance", "not ready", "configuring", "no key", "no model", "no message", "no version"],
+)
+def test_a_stub_that_nobody_wants_is_killed(bench, stub):
+    bench.join(stub)
+    assert stub.key in bench.killed or bench.core.loading
+    bench.come_up()
+    assert stub.key in bench.killed
+    assert stub.key not in {one.key for one in bench.version().instances}
+
+
+def test_a_second_host_comes_back_to_a_model_that_serves_already(bench):
+    bench.join(held())
+    bench.join(held(key="8.0", batches=[(5, [21])]), host="b")
+    assert sorted(one.key for one in bench.version().instances) == ["7.2", "8.0"]
+    bench.says("8.0", Executed(5, 1, 1, 1, False, [Response(21, [])]))
+    assert len(bench.old[21].responses) == 1
+    assert bench.spawned == []
+
+
+def test_a_stub_inside_a_sequence_is_not_taken_over_since_its_slots_are_not_known():
+    bench = Adopting()
+    bench.serve(max_batch_size=2, sequence_batching={"direct": {}})
+    bench.join(held(batches=[(3, [11])], max_batch_size=2, sequence_batching={"direct": {}}))
+    assert "7.2" in bench.killed or bench.core.loading
+    assert bench.old == {}
+
+
+def test_a_model_that_somebody_had_loaded_is_asked_for_again():
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    bench.join(held())
+    polls = [action for action in bench.said if type(action).__name__ == "Poll"]
+    assert [poll.model for poll in polls] == ["m"]
+    assert bench.killed == []
