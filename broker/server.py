@@ -2,13 +2,15 @@
 
 Receive, event, core, actions, send. What the gateway brings during one turn of the event loop leaves at its end, one
 message to each stub; so does what one stub has said together. Work leaves before the answers to what was done: 64 of
-them take two milliseconds to write, in which a stub would have nothing to do.
+them take two milliseconds to write, in which a stub would have nothing to do. And they are written some at a time, so
+that what the first clients send next is read before the last ones are answered: it may be due in the next batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -61,6 +63,8 @@ from protocol.signature import IndexEntry
 
 log = structlog.get_logger()
 
+_AT_ONCE = 16  # actions
+
 
 class Repositories(Protocol):
     """Where models come from."""
@@ -99,6 +103,7 @@ class BrokerServer:
         self._stubs = stubs
         self._inbox: list[Event] = []
         self._news: list[Action] = []  # what this turn's events have led to, in order; goes out after the work
+        self._outbox: deque[Action] = deque()  # of it, what is left for later turns
         self._prepare = prepare
         self._repositories = repositories
         self._cache = cache
@@ -223,9 +228,21 @@ class BrokerServer:
                 self._send(action)
             else:
                 news.append(action)
-        self._carry_out(news)
+        goes_on = bool(self._outbox)
+        self._outbox += news
+        if not goes_on:
+            self._tell_some()
         self.core.count()
         self._set_timer()
+
+    def _tell_some(self) -> None:
+        """Then others have their turn."""
+        outbox = self._outbox
+        try:
+            self._carry_out([outbox.popleft() for _ in range(min(len(outbox), _AT_ONCE))])
+        finally:
+            if outbox:
+                self._loop.call_soon(self._tell_some)
 
     def _heard(self, key: str, header: memoryview, frames: list[memoryview]) -> None:
         try:

@@ -210,6 +210,23 @@ def test_what_comes_in_one_turn_leaves_in_one_message_and_so_do_the_answers(run)
     run(scenario)
 
 
+def test_who_is_answered_first_of_many_has_a_turn_before_the_last_one_is(run):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        _, first = world.submit()
+        (_, batches, *_), _ = await receive(stub)
+        await say(stub, Results(RESULTS, [executed(batches[0])], []))
+        await first.answered
+        sinks = [world.submit()[1] for _ in range(20)]
+        (_, batches, *_), _ = await receive(stub)
+        await say(stub, Results(RESULTS, [executed(batch) for batch in batches], []))
+        await sinks[0].answered
+        assert not sinks[-1].answered.done()
+        await asyncio.gather(*[sink.answered for sink in sinks])
+
+    run(scenario)
+
+
 def test_frames_of_an_answer_reach_the_gateway(run):
     async def scenario(world: World) -> None:
         stub = await world.stub()
