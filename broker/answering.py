@@ -171,8 +171,11 @@ class Answering:
             keeping = self.caching.keep(version, pending, response, origin, frames, now)
             if keeping is not None:
                 return keeping
-        if response.lease and any(tensor.shared for tensor in response.outputs):
-            self._passed_on.setdefault(origin, set()).add(response.lease)
+        if response.lease:
+            for tensor in response.outputs:
+                if tensor.shared:
+                    self._passed_on.setdefault(origin, set()).add(response.lease)
+                    break
         if pending.whole is not None:
             return self.ensembles.answered(version, pending, response, origin, frames, now)
         if pending.caller is None:

@@ -7,7 +7,7 @@ once all its readers have had it. Pure: what is to be done comes back as Progres
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,6 +45,8 @@ class Route(NamedTuple):
 
     outputs: list[str]
     readers: dict[str, list[int]]  # of each tensor, a step once for each of its inputs
+    uses: dict[str, int]  # of each tensor: its readers, and the client
+    asked: list[list[str]]  # of each step, by its model's names
     decoupled: bool
 
 
@@ -85,7 +87,9 @@ class Plan:
             for index in self.needed(outputs):
                 for _, tensor in self.steps[index].inputs:
                     readers.setdefault(tensor, []).append(index)
-            route = Route(list(outputs), readers, self.decoupled)
+            uses = Counter([*(tensor for tensor, steps in readers.items() for _ in steps), *outputs])
+            asked = [[name for name, _ in step.outputs] for step in self.steps]
+            route = Route(list(outputs), readers, uses, asked, self.decoupled)
             if len(self._routes) < _MAX_ROUTES:
                 self._routes[outputs] = route
         return route
@@ -169,7 +173,8 @@ class Run:
         self.plan = plan
         self.id = id
         self.slots = StepSlots(plan.max_inflight) if slots is None else slots
-        self.outputs, self._readers, self._decoupled = plan.route(outputs)
+        self.route = plan.route(outputs)
+        self._steps, self._readers = plan.steps, self.route.readers
         self.running: dict[int, Started] = {}
         self.over = False
         self.ended: list[Memory] = []
@@ -241,32 +246,39 @@ class Run:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _go_on(self, fresh: Mapping[tuple[str, int], Value | None]) -> Progress:
-        for (tensor, iteration), value in fresh.items():
-            self._keep(tensor, iteration, value)
+        for place, value in fresh.items():
+            self._keep(place, value)
         ready: dict[tuple[int, int], None] = {}  # an ordered set
         for tensor, iteration in fresh:
             for step in self._readers.get(tensor, ()):
-                if all((name, iteration) in self._kept for _, name in self.plan.steps[step].inputs):
+                inputs = self._steps[step].inputs
+                if len(inputs) == 1 or all((name, iteration) in self._kept for _, name in inputs):
                     ready[step, iteration] = None
-        for step, iteration in ready:
-            self._waiting.setdefault(step, deque()).append(self._start(step, iteration))
-        responses = self._complete(fresh) if self._decoupled else []
-        started = self.resume() if ready or self._waiting else []
+        started = [self._start(step, iteration) for step, iteration in ready]
+        if self.slots.limit:
+            for one in started:
+                self._waiting.setdefault(one.step, deque()).append(one)
+            started = self.resume()
+        else:
+            for one in started:
+                self.running[one.number] = one
+        responses = self._complete(fresh) if self.route.decoupled else []
         over = not (self.running or self._waiting)
-        if over and not self._decoupled:
+        if over and not self.route.decoupled:
             responses = [self._response(0)]
         return Progress(started, responses, over)
 
-    def _keep(self, tensor: str, iteration: int, value: Value | None) -> None:
-        left = len(self._readers.get(tensor, ())) + (tensor in self.outputs)
+    def _keep(self, place: tuple[str, int], value: Value | None) -> None:
+        """``place``: the tensor, and of which iteration."""
+        left = self.route.uses[place[0]]
         if left:
             if value is not None and left > 1:
                 value = value._replace(tensor=value.tensor._replace(shared=True))
-            self._kept[tensor, iteration] = _Kept(value, left)
+            self._kept[place] = _Kept(value, left)
             self._use(value)
 
     def _start(self, index: int, iteration: int) -> Started:
-        given = [(name, self._read(tensor, iteration)) for name, tensor in self.plan.steps[index].inputs]
+        given = [(name, self._read(tensor, iteration)) for name, tensor in self._steps[index].inputs]
         self._last += 1
         return Started(self._last, index, iteration, [(name, value) for name, value in given if value is not None])
 
@@ -298,17 +310,17 @@ class Run:
 
     def _complete(self, fresh: Iterable[tuple[str, int]]) -> list[dict[str, Value]]:
         """Of a decoupled ensemble: the iterations that have all their outputs now."""
-        touched = dict.fromkeys(iteration for tensor, iteration in fresh if tensor in self.outputs)
-        return [self._response(one) for one in touched if all((name, one) in self._kept for name in self.outputs)]
+        touched = dict.fromkeys(iteration for tensor, iteration in fresh if tensor in self.route.outputs)
+        return [self._response(one) for one in touched if all((name, one) in self._kept for name in self.route.outputs)]
 
     def _response(self, iteration: int) -> dict[str, Value]:
         """Raises InvalidArgument if an output never came to be; one that its step did not give is left out."""
-        missing = [name for name in self.outputs if (name, iteration) not in self._kept]
+        missing = [name for name in self.route.outputs if (name, iteration) not in self._kept]
         if missing:
             raise InvalidArgument(
                 "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
             )
-        values = {name: self._read(name, iteration) for name in self.outputs}
+        values = {name: self._read(name, iteration) for name in self.route.outputs}
         return {name: value for name, value in values.items() if value is not None}
 
     # --- memory ---------------------------------------------------------------------------------------------------

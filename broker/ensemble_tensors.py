@@ -20,8 +20,11 @@ def inputs_of(flow: Flow) -> dict[str, Value | None]:
 
 
 def outputs_of(version: ModelVersion, response: Response, memory: Memory | None, frames: Frames) -> dict[str, Value]:
-    mark = _mark_of(response.parameters)
-    return {tensor.name: _value(as_clients_see(version, tensor), frames, memory, mark) for tensor in response.outputs}
+    mark = _mark_of(response.parameters) if response.parameters else None
+    tensors = response.outputs
+    if version.checker.reshaped:
+        tensors = [as_clients_see(version, tensor) for tensor in tensors]
+    return {tensor.name: _value(tensor, frames, memory, mark) for tensor in tensors}
 
 
 def _value(tensor: TensorRef, frames: Frames, memory: Memory | None, mark: SequenceMark | None = None) -> Value:
@@ -58,7 +61,7 @@ def last_mark(request: Request, marks: list[SequenceMark]) -> tuple[int | str, i
 
 def _mark_of(parameters: Parameters) -> SequenceMark | None:
     """Models may name another sequence, for the steps that follow, by parameters of a response."""
-    if not parameters or not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
+    if not {"sequence_id", "sequence_start", "sequence_end"} & parameters.keys():
         return None
     named = parameters.get("sequence_id", 0)
     start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))

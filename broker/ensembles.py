@@ -222,14 +222,13 @@ class Ensembles:
         correlation_id, flags = last_mark(asked, [value.mark for _, value in started.inputs if value.mark])
         specs, batching = version.checker.inputs, version.config.max_batch_size > 0
         inputs = [placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
-        outputs = [name for name, _ in flow.run.plan.steps[started.step].outputs]
         return Request(  # much quicker than _replace
             next(self._ids),
             version.name,
             version.version,
             inputs,
             asked.request_id,
-            outputs,
+            flow.run.route.asked[started.step],
             asked.parameters,
             correlation_id,
             flags,

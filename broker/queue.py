@@ -82,9 +82,10 @@ class Pending:
     @property
     def waits(self) -> bool:
         """Whether the execution of another model cannot end before it."""
-        if self.whole is not None:
-            return self.whole.waits
-        return self.caller is not None and self.caller.waits
+        asked = self
+        while asked.whole is not None:
+            asked = asked.whole
+        return asked.caller is not None and asked.caller.waits
 
 
 class RequestQueue:

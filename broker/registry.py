@@ -193,10 +193,13 @@ class Registry:
 
     @staticmethod
     def _highest_ready(model: str, versions: dict[int, ModelVersion]) -> ModelVersion:
-        ready = [number for number, one in versions.items() if one.state is VersionState.READY]
-        if not ready:
+        highest: ModelVersion | None = None
+        for one in versions.values():
+            if one.state is VersionState.READY and (highest is None or one.version > highest.version):
+                highest = one
+        if highest is None:
             raise no_version_ready(model)
-        return versions[max(ready)]
+        return highest
 
     def knows(self, model: str) -> bool:
         """Whether a load of it was ever tried."""

@@ -89,7 +89,7 @@ def _take(version: ModelVersion, room: int, held: int) -> list[list[Pending]]:
         pending = queue.pop()
         if pending is None:
             break
-        if pending.waits and held + len(batches):
+        if (held or batches) and pending.waits:
             queue.push_front([pending])
             break
         batches.append([pending])

@@ -92,7 +92,7 @@ class Checker:
         InvalidArgument."""
         if len(inputs) == len(self._inputs) and self._outputs.issuperset(outputs):
             shapes = self._check_common(inputs)
-            if shapes is not None and len({item[0] for item in inputs}) == len(inputs):
+            if shapes is not None and (len(inputs) == 1 or len({item[0] for item in inputs}) == len(inputs)):
                 return shapes
         return self._check_all(request_id or "<id_unknown>", inputs, outputs)
 
