@@ -7,7 +7,7 @@ with a value that needs nothing we do not offer. Texts are Triton's where script
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Reader = Callable[[str], Any]  # the value of a flag's text; raises ValueError with the reason
@@ -425,6 +425,15 @@ FLAGS: tuple[Flag, ...] = (
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
+def flags_of(*groups: str) -> tuple[Flag, ...]:
+    """In the order of the table."""
+    return tuple(flag for flag in FLAGS if flag.group in groups)
+
+
+def flag_of(name: str) -> Flag:
+    return _BY_NAME[name]
+
+
 # --- writing a command line ---------------------------------------------------------------------------------------
 
 
@@ -457,18 +466,20 @@ class Given(NamedTuple):
     value: Any
 
 
-def read(argv: Sequence[str]) -> list[Given]:
-    """The flags in the order given, ``--flag=value`` or ``--flag value``, names in full. Raises UsageError."""
-    return [_given(flag, text) for flag, text in _split(argv)]
+def read(argv: Sequence[str], flags: Iterable[Flag] = FLAGS) -> list[Given]:
+    """Those of ``flags`` that are given, in that order: ``--flag=value`` or ``--flag value``, names in full. Raises
+    UsageError."""
+    by_name = {flag.name: flag for flag in flags}
+    return [_given(flag, text) for flag, text in _split(argv, by_name)]
 
 
-def _split(argv: Sequence[str]) -> Iterator[tuple[Flag, str]]:
+def _split(argv: Sequence[str], by_name: Mapping[str, Flag]) -> Iterator[tuple[Flag, str]]:
     arguments = iter(argv)
     for argument in arguments:
         if not argument.startswith("--"):
             raise UsageError(f"Unexpected argument: {argument}")
         name, equals, text = argument[2:].partition("=")
-        flag = _BY_NAME.get(name)
+        flag = by_name.get(name)
         if flag is None:
             raise UsageError(f"unrecognized option '{argument}'")
         if flag.read is None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
@@ -27,7 +27,7 @@ from tensorbus.flags import (
 )
 from tensorbus.logs import LogSettings
 
-__all__ = ["ServeSettings", "UsageError", "parse_serve", "usage"]
+__all__ = ["ServeSettings", "UsageError", "parse_serve", "settings_of", "usage", "usage_of"]
 
 
 EVERY_MODEL = "*"  # of --load-model
@@ -136,13 +136,22 @@ class ServeSettings:
         )
 
 
+S = TypeVar("S", bound=ServeSettings)
+
+
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
     """The settings of ``tensorbus serve <argv>``. Raises UsageError; its text is "" for --help."""
-    given = read(argv)
+    return settings_of(ServeSettings, read(argv), environ)
+
+
+def settings_of(kind: type[S], given: list[Given], environ: Mapping[str, str], **others: Any) -> S:
+    """What is given, checked, as a ServeSettings or one of its kinds; ``others`` are fields that are no flags. Raises
+    UsageError."""
     _check_combinations(given)
     _check_offered(given)
-    settings = ServeSettings(
-        **_fields(given),
+    settings = kind(
+        **_fields(kind, given),
+        **others,
         escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
         delay_scheduler=_count(environ.get("TRITONSERVER_DELAY_SCHEDULER", "")),
         backlog_delay_scheduler=_count(environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "")),
@@ -188,10 +197,10 @@ def _shared_memory_nbytes() -> int:
     return found.f_blocks * found.f_frsize
 
 
-def _fields(given: list[Given]) -> dict[str, Any]:
+def _fields(kind: type[ServeSettings], given: list[Given]) -> dict[str, Any]:
     """Field values: the last of a flag wins, all of a repeatable one count."""
     values: dict[str, Any] = {}
-    names = {field.name for field in dataclasses.fields(ServeSettings)} - set(_NO_FLAGS)
+    names = {field.name for field in dataclasses.fields(kind)} - set(_NO_FLAGS)
     for flag, _, value in given:
         name = {"model-store": "model_repository"}.get(flag.name, flag.name.replace("-", "_"))
         if name in names:
@@ -318,26 +327,37 @@ def _size(key: str, text: str) -> int:
 
 def usage() -> str:
     """What --help and every error show first."""
-    lines = ["Usage: tensorbus serve [options]"]
+    return usage_of("serve", FLAGS, ServeSettings)
+
+
+def usage_of(command: str, flags: Sequence[Flag], kind: type[ServeSettings]) -> str:
+    """The same of a command that takes ``flags``, whose defaults are those of ``kind``."""
+    lines = [f"Usage: tensorbus {command} [options]"]
     group = ""
-    offered = [flag for flag in FLAGS if flag.help]
-    for flag in offered:
+    for flag in (flag for flag in flags if flag.help):
         if flag.group != group:
             group = flag.group
             lines += ["", f"{group}:"]
-        lines += [f"  --{flag.name}" + (f" <{flag.shape}>" if flag.shape else ""), f"\t{flag.help}{_default(flag)}"]
-    lines += ["", "Accepted without effect:", *_names(flag for flag in FLAGS if flag.ignored and not flag.instead)]
-    lines += ["", "Not offered yet, accepted only with a value that asks for nothing:"]
-    lines += _names(flag for flag in FLAGS if flag.inert is not None and not flag.help and not flag.instead)
-    lines += ["", "Deprecated:", *_names(flag for flag in FLAGS if flag.instead)]
+        lines.append(f"  --{flag.name}" + (f" <{flag.shape}>" if flag.shape else ""))
+        lines.append(f"\t{flag.help}{_default(flag, kind)}")
+    ignored = (flag for flag in flags if flag.ignored and not flag.instead)
+    later = (flag for flag in flags if flag.inert is not None and not flag.help and not flag.instead)
+    for title, some in (
+        ("Accepted without effect:", ignored),
+        ("Not offered yet, accepted only with a value that asks for nothing:", later),
+        ("Deprecated:", (flag for flag in flags if flag.instead)),
+    ):
+        names = _names(some)
+        lines += ["", title, *names] if names else []
     return "\n".join(lines) + "\n"
 
 
-def _default(flag: Flag) -> str:
-    default = getattr(ServeSettings, flag.name.replace("-", "_"), None)
+def _default(flag: Flag, kind: type[ServeSettings]) -> str:
+    default = getattr(kind, flag.name.replace("-", "_"), None)
     if flag.read is None or default in (None, "", ()):
         return ""
-    return f" [{str(default).lower() if isinstance(default, bool) else default}]"
+    text = " ".join(default) if isinstance(default, tuple) else default
+    return f" [{str(default).lower() if isinstance(default, bool) else text}]"
 
 
 def _names(flags: Iterable[Flag]) -> list[str]:
