@@ -1,4 +1,5 @@
-"""``GET /metrics`` for Prometheus, in a thread of its own: it answers while the event loop is draining or stuck.
+"""``GET /metrics`` for Prometheus, ``GET /health/live`` and ``/health/ready`` for an orchestrator, in a thread of its
+own: it answers while the event loop is draining or stuck.
 
 The thread only reads. A scraper has one short connection per scrape; a few at a time are served.
 """
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, NamedTuple
 
 from metrics.exposition import CONTENT_TYPE, render
 from metrics.host import HostSample, HostSampler
@@ -21,6 +22,16 @@ from metrics.recorder import Recorder
 
 _MAX_CONNECTIONS = 16  # the port is open to the network: a flood must not become a flood of threads
 _CLIENT_TIMEOUT_S = 5.0
+
+
+class Health(NamedTuple):
+    """What a service says of itself; called in the threads of those who ask."""
+
+    live: Callable[[], bool]
+    ready: Callable[[], bool]
+
+
+HEALTHY = Health(live=lambda: True, ready=lambda: True)
 
 
 class MetricsEndpoint:
@@ -35,8 +46,10 @@ class MetricsEndpoint:
         pinned_pool_bytes: int = 0,
         cpu_metrics: bool = True,
         interval_s: float = 2.0,
+        health: Health = HEALTHY,
     ) -> None:
         """Port 0 takes a free one. ``interval_s`` is the least age at which the CPU gauges are sampled again."""
+        self._health = health
         self._recorder = recorder
         self._address = address
         self._port = port
@@ -47,7 +60,7 @@ class MetricsEndpoint:
 
     def start(self) -> None:
         """Listen and serve. Raises OSError if the address is taken or not ours."""
-        self._server = _Server(self._address, self._port, self._exposition)
+        self._server = _Server(self._address, self._port, self._exposition, self._health)
         self._server.start()
 
     def close(self) -> None:
@@ -81,9 +94,10 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 128
     timeout = 0  # the selector has waited already
 
-    def __init__(self, address: str, port: int, exposition: Callable[[], bytes]) -> None:
+    def __init__(self, address: str, port: int, exposition: Callable[[], bytes], health: Health) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.exposition = exposition
+        self.health = {"/health/live": health.live, "/health/ready": health.ready}
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._waker, self._wake = socket.socketpair()
         super().__init__((address, port), _Handler)
@@ -131,6 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        good = self.server.health.get(path)
+        if good is not None:
+            self._answer(HTTPStatus.OK if good() else HTTPStatus.SERVICE_UNAVAILABLE, CONTENT_TYPE, b"")
+            return
         # Any other path is an empty 200, as in Triton.
         body = self.server.exposition() if path in ("/metrics", "/metrics/") else b""
         self._answer(HTTPStatus.OK, CONTENT_TYPE, body)

@@ -21,12 +21,14 @@ from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
 from broker.server import BrokerServer
 from broker.service_bus import ServiceBus
+from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.interpreters import Interpreter
 from protocol.messages import Handle
 from tensorbus import backends, running
 from tensorbus.broker_settings import broker_settings
 from tensorbus.cloud import Cloud
+from tensorbus.fronts import start_metrics
 from tensorbus.links import Listener
 from tensorbus.logs import log_line
 from tensorbus.model_watch import ModelWatch
@@ -85,6 +87,8 @@ class BrokerService:
         self._catalogues = Catalogues(self.server.core.registry, membership, self.bus.send)
         self._gateways = RemoteGateways(self.server, membership, self.bus.fetches, self._catalogues, self.bus.send)
         self._watch = ModelWatch(settings, self.server, self._repositories)
+        self._metrics: MetricsEndpoint | None = None
+        self._is_stopping = False
 
     def _heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
         self.bus.heard(service, header, frames)
@@ -113,10 +117,13 @@ class BrokerService:
         await self._repositories.begin_load(self.server, self._settings.models_at_start)
         self.server.post(StartServing())
         self._link.start()
+        if self._settings.allow_metrics:
+            self._metrics = start_metrics(self._settings, self.recorder, lambda done: done(not self._is_stopping))
         await self._watch.start()
 
     async def stop(self) -> bool:
         deadline = time.monotonic() + self._settings.exit_timeout_secs
+        self._is_stopping = True
         self._watch.stop()
         self.server.post(StopServing())
         self._cloud.stop()
@@ -126,6 +133,8 @@ class BrokerService:
         self.bus.close()
         self.server.close()
         self._link.close()
+        if self._metrics is not None:
+            self._metrics.close()
         await asyncio.to_thread(self._cloud.close)
         return finished
 

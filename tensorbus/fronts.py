@@ -16,6 +16,7 @@ from gateway.header_forwarding import forwarding
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.errors import Unavailable
+from tensorbus.health import Ask, health
 from tensorbus.heap import HeapTrim, malloc_trim
 from tensorbus.running import CannotListen
 
@@ -80,15 +81,16 @@ class Fronts:
         if self._settings.allow_http:
             importlib.import_module("gateway.http_front")
 
-    async def start(self, dataplane: DataPlane) -> None:
-        """In the order of Triton: gRPC, HTTP, metrics. Raises CannotListen."""
+    async def start(self, dataplane: DataPlane, ready: Ask | None = None) -> None:
+        """In the order of Triton: gRPC, HTTP, metrics. ``ready`` is for the health of the process, if that is not
+        whether the server is ready. Raises CannotListen."""
         settings = self._settings
         if settings.allow_grpc:
             await self._start_grpc(dataplane)
         if settings.allow_http:
             await self._start_http(dataplane)
         if settings.allow_metrics:
-            self._start_metrics()
+            self._metrics = start_metrics(settings, self._recorder, ready or dataplane.server_ready)
 
     async def _start_grpc(self, dataplane: DataPlane) -> None:
         from gateway.grpc_engine import GrpcEngine
@@ -116,25 +118,6 @@ class Fronts:
         await _listen("HTTP", front)
         self._http = front
         log.info(f"Started HTTPService at {settings.http_address}:{front.port}")
-
-    def _start_metrics(self) -> None:
-        settings = self._settings
-        endpoint = MetricsEndpoint(
-            self._recorder,
-            settings.metrics_address,
-            settings.metrics_port,
-            pinned_pool_bytes=settings.pinned_memory_pool_byte_size,
-            cpu_metrics=settings.allow_cpu_metrics,
-            interval_s=settings.metrics_interval_ms / 1000,
-        )
-        try:
-            endpoint.start()
-        except OSError as error:
-            reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-            socket = f"Socket '{settings.metrics_address}:{settings.metrics_port}'"
-            raise CannotListen(f"failed to start Metrics service: Unavailable - {socket} {reason}") from None
-        self._metrics = endpoint
-        log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
 
     @property
     def ports(self) -> dict[str, int]:
@@ -168,6 +151,27 @@ class Fronts:
         """The metrics endpoint, which answers to the end."""
         if self._metrics is not None:
             self._metrics.close()
+
+
+def start_metrics(settings: FrontSettings, recorder: Recorder, ready: Ask) -> MetricsEndpoint:
+    """On the running loop, where it is asked whether the service is ``ready``. Raises CannotListen."""
+    endpoint = MetricsEndpoint(
+        recorder,
+        settings.metrics_address,
+        settings.metrics_port,
+        pinned_pool_bytes=settings.pinned_memory_pool_byte_size,
+        cpu_metrics=settings.allow_cpu_metrics,
+        interval_s=settings.metrics_interval_ms / 1000,
+        health=health(asyncio.get_running_loop(), ready),
+    )
+    try:
+        endpoint.start()
+    except OSError as error:
+        reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+        socket = f"Socket '{settings.metrics_address}:{settings.metrics_port}'"
+        raise CannotListen(f"failed to start Metrics service: Unavailable - {socket} {reason}") from None
+    log.info(f"Started Metrics Service at {settings.metrics_address}:{endpoint.port}")
+    return endpoint
 
 
 async def _listen(service: str, front: HttpFront | GrpcEngine) -> None:

@@ -90,7 +90,7 @@ class GatewayService:
         self._dataplane = DataPlane(self._bus, self._store, self._reader, settings.id, current_settings(), admission)
         self._dataplane.number_from(first_request(self._service))
         self._probe = self._show_nonce()
-        await self._fronts.start(self._dataplane)
+        await self._fronts.start(self._dataplane, lambda done: done(self._bus.is_ready))
         self._link.start()
         for work in (self._fronts.keep_house(self._dataplane), sweep_for_ever(self._shm_directory)):
             self._tasks.append(loop.create_task(work))

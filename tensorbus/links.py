@@ -91,12 +91,14 @@ class Listener:
         self._heard, self._done = heard, done
         self._peers: dict[int, str] = {}  # addresses, by the descriptor of the connection
         self._connections: dict[str, int] = {}  # descriptors, by service
+        self._context: Context | None = None  # until it starts
+        self._readers: list[_Reader] = []
         self._failure = ""  # of a handshake whose connection is about to end
         self._refused: dict[tuple[str, str], float] = {}  # when that was said, by address and cause
 
     def start(self) -> None:
         """Raises CannotListen."""
-        self._context: Context = zmq.Context()
+        self._context = zmq.Context()
         self._socket = _new_socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -150,7 +152,8 @@ class Listener:
         """What was sent last has a second to leave; this waits for it."""
         for reader in self._readers:
             reader.close(_LINGER_MS)
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def _receive(self) -> None:
         sender = self._socket.recv(zmq.NOBLOCK)
@@ -220,11 +223,12 @@ class Dialer:
         self._attempts = 0  # since there was a connection
         self._said: set[str] = set()  # the causes that it had to fail since
         self._dialing: asyncio.Task[None] | None = None
+        self._context: Context | None = None  # until it starts
 
     def start(self) -> None:
         """Dials, until ``close``. Raises ValueError for an address that is none."""
         self._place = tcp_address(self._address)
-        self._context: Context = zmq.Context()
+        self._context = zmq.Context()
         self._dial_after(0)
 
     def send(self, header: bytes, frames: Sequence[Frame] = ()) -> None:
@@ -250,7 +254,8 @@ class Dialer:
         if self._dialing is not None:
             self._dialing.cancel()
         self._hang_up(_LINGER_MS)
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def _receive(self) -> None:
         assert self._socket is not None
@@ -279,6 +284,7 @@ class Dialer:
         self._open(TcpAddress(str(ip), port))
 
     def _open(self, address: TcpAddress) -> None:
+        assert self._context is not None
         socket = self._socket = _new_socket(self._context, zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, self._service_id.encode())
         socket.setsockopt(zmq.IPV6, ":" in address.host)

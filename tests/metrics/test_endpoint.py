@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metrics.endpoint import MetricsEndpoint
+from metrics.endpoint import Health, MetricsEndpoint
 from metrics.recorder import ModelRecorder, Recorder
 
 
@@ -45,6 +45,16 @@ def test_metrics_are_plain_text_with_and_without_a_slash(endpoint: MetricsEndpoi
 
 def test_any_other_path_is_an_empty_200(endpoint: MetricsEndpoint) -> None:
     assert ask(endpoint, "/metric")[::2] == (200, "")
+
+
+def test_health_is_what_the_service_says_of_itself(recorder: Recorder) -> None:
+    said = {"live": True, "ready": False}
+    endpoint = MetricsEndpoint(recorder, "127.0.0.1", 0, health=Health(lambda: said["live"], lambda: said["ready"]))
+    endpoint.start()
+    assert (ask(endpoint, "/health/live")[::2], ask(endpoint, "/health/ready")[::2]) == ((200, ""), (503, ""))
+    said.update(live=False, ready=True)
+    assert (ask(endpoint, "/health/live")[0], ask(endpoint, "/health/ready")[0]) == (503, 200)
+    endpoint.close()
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE"])
