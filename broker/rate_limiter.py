@@ -2,9 +2,9 @@
 
 An instance executes only while it has all the resources that its group names; those of a device are the device's own,
 global ones the server's. Of a resource there is what the command line says, else what the neediest instance needs. Of
-those that could execute, the one with the least executions times priority comes first. One that has to wait for a
-resource keeps those behind it from that resource, and from no other: the needy are not overtaken for ever. Only what an
-execution waits for goes past it: that execution may hold what the needy one lacks.
+those that could execute, the one with the least executions times priority comes first, of two the one of the better
+priority. One that has to wait for a resource keeps those behind it from that resource, and from no other: the needy are
+not overtaken for ever. Only what an execution waits for goes past it: that execution may hold what the needy one lacks.
 """
 
 from __future__ import annotations
@@ -120,7 +120,11 @@ class RateLimiter:
             for instance in (*version.instances, *version.leaving)
             if instance in self._needs and instance.state is InstanceState.READY and not instance.outstanding
         ]
-        return sorted(found, key=lambda one: self._executions[one[1]] * max(1, one[1].spec.priority))
+        return sorted(found, key=lambda one: self._rank(one[1]))
+
+    def _rank(self, instance: Instance) -> tuple[int, int]:
+        priority = max(1, instance.spec.priority)
+        return self._executions[instance] * priority, priority
 
     def _are_free(self, needs: Needs) -> bool:
         return all(self._used.get(key, 0) + count <= self._pools[key] for key, count in needs.items())

@@ -116,6 +116,19 @@ def test_executions_are_in_inverse_ratio_to_the_priorities(make_bench, prioritie
     assert abs(counts["a"] - expected[0]) <= 1 and abs(counts["b"] - expected[1]) <= 1
 
 
+def test_of_two_that_are_due_the_one_of_the_better_priority_comes_first(make_bench) -> None:
+    bench = serve(make_bench, source("a", {"r": 1}, 2), source("b", {"r": 1}, 1))
+    order = []
+    for _ in range(6):
+        bench.submit("a")
+        bench.submit("b")
+    bench.turn()
+    for _ in range(6):
+        order += executing(bench)
+        bench.answer(key(bench, order[-1]))
+    assert order == ["b", "a", "b", "b", "a", "b"]
+
+
 def test_two_instances_of_one_model_share_by_priority_too(make_bench) -> None:
     message = source("m", {"r": 1}).config.message
     second = message.instance_group.add()
