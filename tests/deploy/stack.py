@@ -100,7 +100,15 @@ class Stack:
 
     def __init__(self, project: str, models: Path, *overrides: str) -> None:
         files = ["compose.yaml", *overrides]
-        self._command = [DOCKER, "compose", "-p", project, *(part for name in files for part in ("-f", DEPLOY / name))]
+        self._command = [
+            DOCKER,
+            "compose",
+            "--ansi",
+            "never",
+            "-p",
+            project,
+            *(part for name in files for part in ("-f", DEPLOY / name)),
+        ]
         self._ports = {name: _free_port() for name in ("TENSORBUS_HTTP_PORT", "TENSORBUS_GRPC_PORT", "PROMETHEUS_PORT")}
         self._environ = {
             **os.environ,
