@@ -161,6 +161,29 @@ GATEWAY_REJOINS = Family(
     "tensorbus_gateway_rejoins_total", "counter", "Number of times that the gateway has joined a broker again", "times"
 )
 
+# Of a stub host.
+STUB_HOST_INSTANCES = Family(
+    "tensorbus_stub_host_instances", "gauge", "Number of stub processes that run on this host", "processes"
+)
+STUB_HOST_STARTS = Family(
+    "tensorbus_stub_host_starts_total", "counter", "Number of stub processes that were started", "processes"
+)
+STUB_HOST_DEATHS = Family(
+    "tensorbus_stub_host_deaths_total", "counter", "Number of stub processes that have ended, however", "processes"
+)
+STUB_HOST_BROKER_UP = Family(
+    "tensorbus_stub_host_broker_up", "gauge", "Whether the stub host has joined a broker and hears from it", "bool"
+)
+STUB_HOST_MESSAGES = Family(  # one child per direction: label direction, "from_stubs" or "to_stubs"
+    "tensorbus_stub_host_messages_total", "counter", "Number of messages of stubs and to stubs", "messages"
+)
+STUB_HOST_FETCHED_BYTES = Family(
+    "tensorbus_stub_host_fetched_bytes_total",
+    "counter",
+    "Tensors sent to readers that do not share memory with this host, in bytes",
+    "bytes",
+)
+
 PINNED_TOTAL = Family(
     "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"
 )
@@ -207,6 +230,12 @@ CATALOGUE = (
     GATEWAY_BROKER_UP,
     GATEWAY_PENDING_REQUESTS,
     GATEWAY_REJOINS,
+    STUB_HOST_INSTANCES,
+    STUB_HOST_STARTS,
+    STUB_HOST_DEATHS,
+    STUB_HOST_BROKER_UP,
+    STUB_HOST_MESSAGES,
+    STUB_HOST_FETCHED_BYTES,
     PINNED_TOTAL,
     PINNED_USED,
     CPU_UTILIZATION,

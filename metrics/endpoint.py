@@ -80,8 +80,16 @@ class MetricsEndpoint:
             host = self._host.sample() if self._host else HostSample()
         recorder = self._recorder
         customs = recorder.custom or ()
+        pressure = None if recorder.stub_host is not None else recorder.pressure  # requests wait elsewhere
         text = render(
-            recorder, host, self._pinned_pool_bytes, customs, recorder.pressure, recorder.cache, recorder.gateway
+            recorder,
+            host,
+            self._pinned_pool_bytes,
+            customs,
+            pressure,
+            recorder.cache,
+            recorder.gateway,
+            recorder.stub_host,
         )
         return text.encode()
 

@@ -18,6 +18,7 @@ from metrics.gateway_record import GatewayRecord
 from metrics.host import HostSample
 from metrics.pressure import Pressure
 from metrics.recorder import FAILURE_REASONS, ModelRecorder
+from metrics.stub_host_record import StubHostRecord
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -49,6 +50,7 @@ def render(
     pressure: Pressure | None = None,
     cache: CacheRecord | None = None,
     gateway: GatewayRecord | None = None,
+    stub_host: StubHostRecord | None = None,
 ) -> str:
     """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used. With
     ``gateway``, ``pressure`` is a gateway's: requests wait elsewhere."""
@@ -57,6 +59,7 @@ def render(
         *_model_families(list(models)),
         *cached,
         *_server_families(pressure, gateway),
+        *_stub_host_families(stub_host),
         *_host_families(host, pinned_pool_bytes),
     )
     families: list[tuple[Family | custom.CustomFamily, list[str]]] = [
@@ -142,6 +145,21 @@ def _gateway_families(gateway: GatewayRecord) -> Iterator[tuple[Family, _Childre
     yield catalogue.GATEWAY_BROKER_UP, [("", int(gateway.broker_up))]
     yield catalogue.GATEWAY_PENDING_REQUESTS, [("", gateway.pending)]
     yield catalogue.GATEWAY_REJOINS, [("", gateway.rejoins)]
+
+
+def _stub_host_families(record: StubHostRecord | None) -> Iterator[tuple[Family, _Children]]:
+    if record is None:
+        return
+    for family, value in (
+        (catalogue.STUB_HOST_INSTANCES, record.instances),
+        (catalogue.STUB_HOST_STARTS, record.starts),
+        (catalogue.STUB_HOST_DEATHS, record.deaths),
+        (catalogue.STUB_HOST_BROKER_UP, int(record.broker_up)),
+        (catalogue.STUB_HOST_FETCHED_BYTES, record.fetched_bytes),
+    ):
+        yield family, [("", value)]
+    by_direction = (("from_stubs", record.from_stubs), ("to_stubs", record.to_stubs))
+    yield catalogue.STUB_HOST_MESSAGES, [(f'direction="{direction}"', count) for direction, count in by_direction]
 
 
 def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:

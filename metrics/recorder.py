@@ -12,6 +12,7 @@ from metrics.cache_record import CacheRecord
 from metrics.custom import CustomMetrics
 from metrics.gateway_record import GatewayRecord
 from metrics.pressure import Pressure
+from metrics.stub_host_record import StubHostRecord
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (BACKEND, CANCELED, OTHER, REJECTED)  # Triton's spelling; each is exposed from the start
@@ -201,6 +202,7 @@ class Recorder:
         self.cache: CacheRecord | None = None  # if the server has a response cache
         self.pressure = Pressure()
         self.gateway: GatewayRecord | None = None  # of a gateway whose broker is another process
+        self.stub_host: StubHostRecord | None = None
 
     def add(self, recorder: ModelRecorder) -> None:
         """Expose a version's figures, in place of those of an earlier load of the same version."""

@@ -11,11 +11,13 @@ from metrics.gateway_record import GatewayRecord
 from metrics.host import HostSample
 from metrics.pressure import Pressure
 from metrics.recorder import BACKEND, ModelRecorder, Recorder
+from metrics.stub_host_record import StubHostRecord
 
 HOST = HostSample(
     cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33, shm_total_bytes=2**30, shm_used_bytes=5
 )
-OF_A_SERVER = [family for family in CATALOGUE if not family.name.startswith("tensorbus_gateway_")]
+OF_OTHER_SERVICES = ("tensorbus_gateway_", "tensorbus_stub_host_")
+OF_A_SERVER = [family for family in CATALOGUE if not family.name.startswith(OF_OTHER_SERVICES)]
 PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
 
 
@@ -251,3 +253,19 @@ def test_texts_of_models_are_escaped() -> None:
     ]
     [*_, family] = text_string_to_metric_families("\n".join(custom_lines(customs)) + "\n")
     assert family.samples[0].labels == {"l": 'a"b\\c\nd'}
+
+
+def test_a_stub_host_shows_its_processes_and_what_passes_through_it() -> None:
+    host = StubHostRecord()
+    host.instances, host.starts, host.deaths, host.broker_up = 2, 5, 3, True
+    host.from_stubs, host.to_stubs, host.fetched_bytes = 7, 8, 4096
+    lines = render([], HostSample(), 0, stub_host=host).splitlines()
+    assert [line for line in lines if line.startswith("tensorbus_stub_host_")] == [
+        "tensorbus_stub_host_instances 2",
+        "tensorbus_stub_host_starts_total 5",
+        "tensorbus_stub_host_deaths_total 3",
+        "tensorbus_stub_host_broker_up 1",
+        "tensorbus_stub_host_fetched_bytes_total 4096",
+        'tensorbus_stub_host_messages_total{direction="from_stubs"} 7',
+        'tensorbus_stub_host_messages_total{direction="to_stubs"} 8',
+    ]
