@@ -18,9 +18,11 @@ from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
 from broker.router import DoesNotRead, Unreachable
 from broker.server import BrokerServer
+from metrics.broker_record import BrokerRecord
 from protocol.codec import decode_from_service, encode
 from protocol.errors import ProtocolError
 from protocol.services import (
+    GATEWAY,
     REFUSED,
     Ask,
     Beat,
@@ -56,7 +58,8 @@ class Link(Protocol):
 class ServiceBus:
     """Knows services by their ids. What one says before it has joined, or after it is gone, is not listened to."""
 
-    def __init__(self, link: Link, membership: Membership, beat_ns: int) -> None:
+    def __init__(self, link: Link, membership: Membership, beat_ns: int, record: BrokerRecord) -> None:
+        self._record = record
         self._link = link
         self._membership = membership
         self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
@@ -211,6 +214,12 @@ class ServiceBus:
         self._follow(self._membership.tick(time.monotonic_ns()))
         self._catalogues.push()
         self._gateways.settle()
+        record = self._record
+        record.gateways = len(self._membership.of_role(GATEWAY))
+        record.stub_hosts = len(self._hosts)
+        record.instances = self._server.core.processes
+        record.waiting = self._gateways.waiting
+        record.fetches = self.fetches.total
 
     # --- what goes out ----------------------------------------------------------------------------------------------
 

@@ -184,6 +184,20 @@ STUB_HOST_FETCHED_BYTES = Family(
     "bytes",
 )
 
+# Of a broker that gateways and stub hosts join.
+BROKER_GATEWAYS = Family("tensorbus_broker_gateways", "gauge", "Number of gateways that have joined", "gateways")
+BROKER_STUB_HOSTS = Family("tensorbus_broker_stub_hosts", "gauge", "Number of stub hosts that have joined", "hosts")
+BROKER_INSTANCES = Family("tensorbus_broker_instances", "gauge", "Number of stub processes on all hosts", "processes")
+BROKER_WAITING_REQUESTS = Family(
+    "tensorbus_broker_waiting_requests", "gauge", "Number of requests of gateways that are not answered yet", "requests"
+)
+BROKER_FETCHES = Family(
+    "tensorbus_broker_fetches_total",
+    "counter",
+    "Number of tensors fetched from their owner for a reader that does not share its memory",
+    "tensors",
+)
+
 PINNED_TOTAL = Family(
     "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"
 )

@@ -90,6 +90,7 @@ class MetricsEndpoint:
             recorder.cache,
             recorder.gateway,
             recorder.stub_host,
+            recorder.broker,
         )
         return text.encode()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from metrics import catalogue, custom
+from metrics.broker_record import BrokerRecord
 from metrics.cache_record import CacheRecord
 from metrics.catalogue import Family
 from metrics.gateway_record import GatewayRecord
@@ -51,6 +52,7 @@ def render(
     cache: CacheRecord | None = None,
     gateway: GatewayRecord | None = None,
     stub_host: StubHostRecord | None = None,
+    broker: BrokerRecord | None = None,
 ) -> str:
     """The whole exposition; ``pinned_pool_bytes`` is the option's value, of which nothing is ever used. With
     ``gateway``, ``pressure`` is a gateway's: requests wait elsewhere."""
@@ -60,6 +62,7 @@ def render(
         *cached,
         *_server_families(pressure, gateway),
         *_stub_host_families(stub_host),
+        *(() if broker is None else _broker_families(broker)),
         *_host_families(host, pinned_pool_bytes),
     )
     families: list[tuple[Family | custom.CustomFamily, list[str]]] = [
@@ -160,6 +163,17 @@ def _stub_host_families(record: StubHostRecord | None) -> Iterator[tuple[Family,
         yield family, [("", value)]
     by_direction = (("from_stubs", record.from_stubs), ("to_stubs", record.to_stubs))
     yield catalogue.STUB_HOST_MESSAGES, [(f'direction="{direction}"', count) for direction, count in by_direction]
+
+
+def _broker_families(broker: BrokerRecord) -> Iterator[tuple[Family, _Children]]:
+    for family, value in (
+        (catalogue.BROKER_GATEWAYS, broker.gateways),
+        (catalogue.BROKER_STUB_HOSTS, broker.stub_hosts),
+        (catalogue.BROKER_INSTANCES, broker.instances),
+        (catalogue.BROKER_WAITING_REQUESTS, broker.waiting),
+        (catalogue.BROKER_FETCHES, broker.fetches),
+    ):
+        yield family, [("", value)]
 
 
 def _host_families(host: HostSample, pinned_pool_bytes: int) -> Iterator[tuple[Family, _Children]]:

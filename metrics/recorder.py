@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from metrics.broker_record import BrokerRecord
 from metrics.cache_record import CacheRecord
 from metrics.custom import CustomMetrics
 from metrics.gateway_record import GatewayRecord
@@ -201,6 +202,7 @@ class Recorder:
         self.custom = CustomMetrics() if custom else None
         self.cache: CacheRecord | None = None  # if the server has a response cache
         self.pressure = Pressure()
+        self.broker: BrokerRecord | None = None  # of a broker that gateways join
         self.gateway: GatewayRecord | None = None  # of a gateway whose broker is another process
         self.stub_host: StubHostRecord | None = None
 

@@ -21,6 +21,7 @@ from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
 from broker.server import BrokerServer
 from broker.service_bus import ServiceBus
+from metrics.broker_record import BrokerRecord
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
 from protocol.interpreters import Interpreter
@@ -59,6 +60,7 @@ class BrokerService:
     def __init__(self, settings: BrokerServiceSettings, run_dir: str) -> None:
         self._settings = settings
         self.recorder = Recorder(custom=settings.allow_metrics)
+        record = self.recorder.broker = BrokerRecord()
         found = backends.find(settings.backend_directory, settings.backend_values)
         broker = broker_settings(settings, "", "", found, response_cache=False, hosted=True)
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -70,7 +72,7 @@ class BrokerService:
         repositories = settings.model_repository
         membership = Membership(settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS)
         self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up)
-        self.bus = ServiceBus(self._link, membership, BEAT_NS)
+        self.bus = ServiceBus(self._link, membership, BEAT_NS, record)
         self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
         self.server = BrokerServer(
             Core(broker, self.recorder, Handle("", 0, 0), nonce, epoch_ms),
