@@ -196,13 +196,17 @@ class Server:
         """``wrapper`` is a command that runs the server's. Of a flag given twice the last counts."""
         self.log = log
         self.temporary = Path(tempfile.mkdtemp(prefix="tb"))  # short: the path of a Unix socket ends at 107 bytes
-        self._shm_before = set(os.listdir(SHM))
         command = [*wrapper, sys.executable, "-m", "tensorbus", "serve", f"--model-repository={repository}"]
         for kind in ("http", "grpc", "metrics"):
             command += [f"--{kind}-port=0", f"--{kind}-address=127.0.0.1"]
         env = {**os.environ, "TMPDIR": str(self.temporary), **environ}
         with log.open("wb") as stream:
             self.process = subprocess.Popen([*command, *flags], stdout=stream, stderr=stream, cwd=ROOT, env=env)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Its process has just been started."""
+        self._shm_before = set(os.listdir(SHM))
         self._tree = psutil.Process(self.process.pid)
         self._seen: set[psutil.Process] = set()
         self._threads = threading.local()
