@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from shm.store import Block, Store
 from tests.gateway.fake_bus import memory_in_use
 
 INFER = b"POST /v2/models/m/infer HTTP/1.1\r\n"
+CHUNKED = INFER + b"Transfer-Encoding: chunked\r\n\r\n"
 LARGE = bytes(range(256)) * (LARGE_NBYTES // 256 + 1)
 
 
@@ -91,6 +92,54 @@ def test_requests_come_in_order(store: Store) -> None:
     assert [request.route for request in requests] == [Route("server_metadata", b"GET"), None]
     assert requests[0].keep_alive and not requests[1].keep_alive
     assert requests[1].http_1_0
+
+
+def post(body: bytes, headers: bytes = b"", path: bytes = b"m") -> bytes:
+    head = b"POST /v2/models/%b/infer HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (path, headers, len(body))
+    return head + body
+
+
+PIECES = (
+    post(b"ab"),
+    post(b"cd"),
+    post(b"\r\n\r\n"),
+    post(b"ab", b"Expect: 100-continue\r\n"),
+    post(b"ab", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"),
+    post(b"ab", b"Connection: close\r\n"),
+    post(b"ab") + post(b"cd"),
+    post(b"ab")[:-1],
+    post(b"ab", b"\r\n"),  # the length is behind the head
+    CHUNKED + b"2\r\nab\r\n0\r\n\r\n",
+    b"P",
+    b"\r\n",
+)
+
+
+@pytest.mark.parametrize("first", PIECES)
+def test_a_head_that_comes_again_is_read_as_if_it_were_new(store: Store, first: bytes) -> None:
+    """As by a reader that gets all of it at once, where none comes again."""
+    for pieces in product([first], PIECES, PIECES):
+        piecewise, at_once = Received(store), Received(store)
+        refused = [False, False]
+        for number, (received, parts) in enumerate(((piecewise, pieces), (at_once, [b"".join(pieces)]))):
+            try:
+                for part in parts:
+                    received.feed(part)
+            except BadRequest:
+                refused[number] = True
+        assert refused[0] == refused[1], pieces
+        assert piecewise.requests == at_once.requests, pieces
+        assert piecewise.expected == at_once.expected, pieces
+
+
+def test_the_parser_is_spared_what_it_has_read_before(store: Store) -> None:
+    received = Received(store)
+    received.feed(post(b"ab"))
+    known = received.requests[0].headers
+    received.feed(post(b"cd"))
+    received.feed(post(b"c"))
+    assert [request.body for request in received.requests] == [b"ab", b"cd", b"c"]
+    assert [request.headers is known for request in received.requests] == [True, True, False]
 
 
 @pytest.mark.parametrize("step", [1000, 1 << 18])
@@ -236,9 +285,6 @@ def test_binary_tensors_are_not_limited(store: Store) -> None:
     chunks = INFER + b"Inference-Header-Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + bytes(2000)
     [request] = Received(store, max_input_size=1000).feed(chunks + b"\r\n0\r\n\r\n", 100)
     assert request.refusal is None and len(request.body) == 2000
-
-
-CHUNKED = INFER + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def test_a_body_may_come_in_chunks_of_one_byte(store: Store) -> None:
