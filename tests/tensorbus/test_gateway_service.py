@@ -6,8 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +35,7 @@ from shm.store import Store
 from tensorbus import gateway_service
 from tensorbus.gateway_service import GatewayService
 from tensorbus.links import Listener
+from tensorbus.service_settings import GatewaySettings
 from tests.gateway.bare_broker import MS, BareBroker, make_probe
 from tests.gateway.fake_bus import FakeBus, add_models
 from tests.gateway.http_stand import Client, Reply, post
@@ -117,33 +118,17 @@ Test = Callable[[Stand], Awaitable[None]]
 Run = Callable[..., None]
 
 
-def settings(address: str, **changes: Any) -> Any:
-    values = {
-        "id": "gateway-1",
-        "broker": address,
-        "cluster_id": "tensorbus",
-        "trust": None,
-        "broker_timeout_secs": 10,
-        "exit_timeout_secs": 5,
-        "shm_default_byte_size": 1 << 20,
-        "max_queued_bytes": 1 << 30,
-        "allow_http": True,
-        "http_address": "127.0.0.1",
-        "http_port": 0,
-        "http_max_input_size": 1 << 26,
-        "http_header_forward_pattern": "",
-        "allow_grpc": False,
-        "grpc_address": "127.0.0.1",
-        "grpc_port": 0,
-        "grpc_header_forward_pattern": "",
-        "allow_metrics": True,
-        "metrics_address": "127.0.0.1",
-        "metrics_port": 0,
-        "allow_cpu_metrics": False,
-        "metrics_interval_ms": 2000,
-        "pinned_memory_pool_byte_size": 0,
-    }
-    return SimpleNamespace(**{**values, **changes})
+def settings(address: str, **changes: Any) -> GatewaySettings:
+    free = GatewaySettings(
+        broker=address,
+        exit_timeout_secs=5,
+        http_address="127.0.0.1",
+        http_port=0,
+        allow_grpc=False,
+        metrics_address="127.0.0.1",
+        metrics_port=0,
+    )
+    return replace(free, **changes)
 
 
 @pytest.fixture
