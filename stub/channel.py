@@ -56,6 +56,7 @@ class Channel:
         os.set_blocking(self._wake_write, False)
         self._socket = _Socket(socket.AF_UNIX)
         self._inbound = zmtp.Inbound()
+        self._came: Deque[bytes] = deque()  # what was read and is not in ``_inbound`` yet
         self._timeout_ms = -1  # the socket's own
         self._closed = False
         self._sending = False
@@ -176,6 +177,8 @@ class Channel:
             raise _ended(error) from None
 
     def _take(self) -> Optional[Received]:
+        while self._came:
+            self._inbound.feed(self._came.popleft())
         frames = self._inbound.take()
         return None if frames is None else Received(codec.decode(frames[0]), frames[1:])
 
@@ -184,14 +187,14 @@ class Channel:
         if self._closed:
             raise Closed
         try:
-            data = self._socket.recv(_READ_SIZE, flags)
+            # In one step: what another thread raises here is noticed as soon as recv has returned.
+            self._came.extend(map(self._socket.recv, (_READ_SIZE,), (flags,)))
         except BlockingIOError:
             return
         except OSError as error:
             raise _ended(error) from None
-        if not data:
+        if not self._came[-1]:
             raise Closed
-        self._inbound.feed(data)
 
     def _set_timeout(self, timeout_ms: int) -> None:
         if timeout_ms == self._timeout_ms:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
 from pathlib import Path
@@ -85,5 +86,37 @@ def test_no_message_is_lost_where_a_signal_handler_raises(router: zmq.Socket, bu
             signal.setitimer(signal.ITIMER_REAL, 0)
             is_over = True
     signal.signal(signal.SIGALRM, before)
+    assert bus.wait(lambda: heard[-1:] == [count - 1], 5.0)
+    assert heard == list(range(count))
+
+
+class BreakOff(BaseException):
+    """What a library raises in a thread that takes too long."""
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_no_message_is_lost_where_another_thread_raises_in_one_that_waits(router: zmq.Socket, bus: Bus) -> None:
+    count = 5000
+    heard: List[int] = []
+    bus.handlers[messages.Cancel] = lambda message, frames: heard.extend(message.requests)
+    bus.send(messages.Log(messages.LOG, "I", "model.py", 1, "hello"))
+    router.recv_multipart()
+    main, error = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(BreakOff)
+
+    def say() -> None:
+        for number in range(count):
+            router.send_multipart([b"key", encode(Cancel(CANCEL, [number]))])
+            if number % 5 == 0:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(main, error)
+
+    speaker = threading.Thread(target=say)
+    is_over = False
+    while not is_over:
+        with contextlib.suppress(BreakOff):
+            if speaker.ident is None:
+                speaker.start()
+            while speaker.is_alive():
+                bus.wait(lambda: len(heard) == count, 0.1)
+            is_over = True
     assert bus.wait(lambda: heard[-1:] == [count - 1], 5.0)
     assert heard == list(range(count))
