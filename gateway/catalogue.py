@@ -12,7 +12,7 @@ from protocol.model_lookup import no_version_ready, unknown_model, unknown_versi
 from protocol.services import Row
 from protocol.signature import Signature
 
-READY = "READY"
+READY, LOADING = "READY", "LOADING"
 
 
 class ModelCatalogue:
@@ -49,7 +49,9 @@ class ModelCatalogue:
         if version < 0:
             ready = [number for number, row in rows.items() if row.state == READY]
             if not ready:
-                raise no_version_ready(model)
+                error = no_version_ready(model)
+                is_coming = any(row.state == LOADING for row in rows.values())
+                raise Unavailable(str(error)) if is_coming else error  # the stub hosts may be about to join again
             return rows[max(ready)]
         found = rows.get(version)
         if found is None:

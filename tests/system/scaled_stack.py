@@ -35,8 +35,14 @@ class Service(Server):
 
     def kill(self) -> None:
         """SIGKILL."""
+        self.processes()
         self.process.kill()
         self.process.wait(10)
+
+    def left(self) -> list[str]:
+        """The directory of one that was killed is left for the next service of its host."""
+        killed = self.process.returncode == -signal.SIGKILL
+        return [one for one in super().left() if not (killed and one.startswith(str(self.temporary)))]
 
 
 class ScaledStack:

@@ -28,7 +28,7 @@ def execute(self, requests):
 
 SLEEPY = """
 def execute(self, requests):
-    time.sleep(values(requests[0])[0])
+    time.sleep(float(values(requests[0])[0]))
     return [respond(request, values(request)) for request in requests]
 """
 
