@@ -47,6 +47,7 @@ POLICIES = [
         {"priority": 3},
         {"priority": 2},
     ),
+    behind("preferred sizes, while the instance is busy", "preferred", {}, {}, {}, {}),
     scheduling(
         "answers in the order of the requests",
         Burst(

@@ -43,6 +43,15 @@ def seen(model: str, execution: int, x: list[list[int]], **controls: list[list[A
     return {"status": 200, "body": json.dumps(document, separators=(",", ":"))}
 
 
+def together(model: str, execution: int, rows: list[int], place: int) -> Answer:
+    """The answer of a model that executed requests of these rows, to the one at ``place``."""
+    batch = [[[row]] for row in rows]
+    told = {"execution": execution, "group": model, "together": batch, "place": place, "inputs": {"X": batch[place]}}
+    output = {"name": "SEEN", "datatype": "BYTES", "shape": [1, 1], "data": [json.dumps(told, separators=(",", ":"))]}
+    document = {"model_name": model, "model_version": "1", "outputs": [output]}
+    return {"status": 200, "type": "application/json", "body": json.dumps(document, separators=(",", ":"))}
+
+
 def _refused(text: str, status: int = 400) -> Answer:
     return {"status": status, "body": json.dumps({"error": text}, separators=(",", ":"))}
 
@@ -65,6 +74,19 @@ SCHEDULING = {
             _invalid(_PATH.format("..")),
             _invalid(_PATH.format("a/b")),
             _refused(_PATH.format("..")),
+        ),
+    ),
+    "scheduling: preferred sizes, while the instance is busy": Difference(
+        "which requests make a batch is decided when an instance is free, so that the largest size counts that was "
+        "reached; Triton fills the next batches while it is busy, and closes each at the first",
+        (
+            {
+                "answers": [
+                    together("preferred", 1, [0], 0),
+                    *(together("preferred", 2, [1, 2, 3, 4], n) for n in range(4)),
+                ]
+            },
+            statistics("preferred", 5, {1: 1, 4: 1}, success=5, **dict.fromkeys(COMPUTED, 5)),
         ),
     ),
     "scheduling: ids that are texts": Difference(

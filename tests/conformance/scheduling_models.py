@@ -78,6 +78,7 @@ MODELS = {
         "none": f"max_batch_size: 4\n{_FIXED}",
         "batched": _batching(),
         "few": _batching(_policy("max_queue_size: 2"), rows=1),
+        "preferred": _batching("preferred_batch_size: [ 2, 4 ]"),
         "expiring": _batching(_policy("default_timeout_microseconds: 100000"), rows=1),
         "overridden": _batching(
             _policy("default_timeout_microseconds: 5000000 allow_timeout_override: true"), rows=1
