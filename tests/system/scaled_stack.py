@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.system.conftest import ROOT, Repository, Server, eventually
 
 Place = Callable[[Sequence[str]], list[str]]  # a command, as it is run on some host
@@ -33,15 +35,23 @@ class Service(Server):
             )
         self._prepare()
 
+    @property
+    def _own(self) -> psutil.Process:
+        """The service's process, which on another host is a child of the command that brings it there."""
+        return self._tree.children()[0] if self._tree.name() == "nsenter" else self._tree
+
+    def signal(self, number: int) -> None:
+        self.processes()
+        self._own.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL."""
-        self.processes()
-        self.process.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait(10)
 
     def left(self) -> list[str]:
         """The directory of one that was killed is left for the next service of its host."""
-        killed = self.process.returncode == -signal.SIGKILL
+        killed = self.process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
         return [one for one in super().left() if not (killed and one.startswith(str(self.temporary)))]
 
 
@@ -94,7 +104,7 @@ class ScaledStack:
         order = ("gateway", "stub", "broker")
         for service in sorted(self.services, key=lambda one: order.index(one.kind)):
             if service.process.poll() is None:
-                service.process.send_signal(signal.SIGTERM)
+                service.signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     service.process.wait(20)
                 if service.process.poll() is None:

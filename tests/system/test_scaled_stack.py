@@ -138,7 +138,7 @@ def test_a_broker_that_is_terminated_answers_what_it_has(repository, stack):
     thread.start()
     eventually(lambda: gateway.get("/v2/models/sleepy/stats").status == 200)
     eventually(lambda: any("tensorbus_gateway_pending_requests 1" in line for line in gateway.exposition()))
-    broker.process.send_signal(signal.SIGTERM)
+    broker.signal(signal.SIGTERM)
     thread.join(20)
     assert answers == [200]
     assert broker.wait() == 0
