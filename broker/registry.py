@@ -179,8 +179,8 @@ class Registry:
         """The version a request means; -1 is the highest READY one. Raises ServingError."""
         if self._namespaces:
             model = self.meant(model)
-        versions = self._models.get(model)
-        if not versions:
+        versions = self._models.get(model, {})
+        if not versions and model not in self._without_versions:
             raise unknown_model(model)
         if version < 0:
             return self._highest_ready(model, versions)

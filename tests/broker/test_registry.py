@@ -40,6 +40,16 @@ def test_the_readiness_of_what_was_never_known_is_an_error(bench):
             bench.core.registry.servable(model, version)
 
 
+def test_of_a_model_without_a_version_to_load_it_is_the_versions_that_are_missing(bench):
+    registry = bench.core.registry
+    registry.add_failure("empty")
+    with pytest.raises(NotFound, match=r"^Request for unknown model: 'empty' has no available versions$"):
+        registry.find("empty", -1)
+    with pytest.raises(NotFound, match=r"^Request for unknown model: 'empty' version 1 is not found$"):
+        registry.find("empty", 1)
+    assert registry.servable("empty", -1) is None
+
+
 def test_the_index_is_sorted_and_names_what_could_not_be_read(bench):
     registry = bench.core.registry
     registry.add_name("z")
