@@ -71,7 +71,9 @@ class BrokerLink:
         self._service = service
         self._reader = reader
         self._member = member
-        self._dialer = Dialer(address, service, trust, self._heard, lambda: None, self._connected, self._disconnected)
+        self._dialer = Dialer(
+            address, service, trust, self._heard, lambda: None, self._connected, self._disconnected, self._arriving
+        )
         self._started_at = time.monotonic_ns()
         self.membership = Membership(self._started_at)
         self._ticking: asyncio.Task[None] | None = None
@@ -146,6 +148,9 @@ class BrokerLink:
     def _begin_anew(self) -> None:
         self._let_go()
         self._dialer.redial(self._service)
+
+    def _arriving(self) -> None:
+        self.membership.heard(time.monotonic_ns())
 
     def _heard(self, header: bytes, frames: list[memoryview]) -> None:
         self.membership.heard(time.monotonic_ns())

@@ -70,8 +70,10 @@ class BrokerService:
             self._cloud, not settings.disable_auto_complete_config, run_dir, settings.model_config_name
         )
         repositories = settings.model_repository
-        membership = Membership(settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS)
-        self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up)
+        self._membership = membership = Membership(
+            settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS
+        )
+        self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up, self._arriving)
         self.bus = ServiceBus(self._link, membership, BEAT_NS, record)
         self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
         self.server = BrokerServer(
@@ -97,6 +99,9 @@ class BrokerService:
 
     def _hung_up(self, service: str) -> None:
         self.bus.hung_up(service)
+
+    def _arriving(self, service: str) -> None:
+        self._membership.heard(service, time.monotonic_ns())
 
     def _done(self) -> None:
         self.bus.done()

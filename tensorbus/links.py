@@ -51,6 +51,8 @@ _CONNECT_MS, _HANDSHAKE_MS = 3000, 5000
 _RETRY_S, _MAX_RETRY_S = 0.1, 1.0
 _SAY_AGAIN_S = 60.0  # a peer that is refused comes back every second
 _MAX_REFUSED = 1000
+_LOOK_S, _ARRIVING_NBYTES = 0.5, 64 * 1024  # pings and beats are far less
+_TCP_INFO_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
 _SERVICE = re.compile(b"[0-9a-f]{8}")
 
 
@@ -59,6 +61,7 @@ _NEVER_MS = 2**31 - 1
 _LISTENER_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _DIALER_EVENTS = (
     zmq.EVENT_CLOSED
+    | zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -82,16 +85,20 @@ class Listener:
         heard: Callable[[str, bytes, list[memoryview]], None],
         done: Callable[[], None],
         hung_up: Callable[[str], None] = lambda service: None,
+        arriving: Callable[[str], None] = lambda service: None,
     ) -> None:
         """``address`` is tcp://HOST:PORT; port 0 takes a free one. ``hung_up`` is told whose connection is over, after
-        its last words."""
+        its last words; ``arriving`` twice a second of whom a large message is on its way, behind which no other is
+        heard."""
         self.address = address
-        self._hung_up = hung_up
+        self._hung_up, self._arriving = hung_up, arriving
+        self._received: dict[str, int] = {}  # bytes, by service, when that was looked at last
         self._trust = trust
         self._heard, self._done = heard, done
         self._peers: dict[int, str] = {}  # addresses, by the descriptor of the connection
         self._connections: dict[str, int] = {}  # descriptors, by service
         self._context: Context | None = None  # until it starts
+        self._looking: asyncio.TimerHandle | None = None
         self._readers: list[_Reader] = []
         self._failure = ""  # of a handshake whose connection is about to end
         self._refused: dict[tuple[str, str], float] = {}  # when that was said, by address and cause
@@ -114,6 +121,7 @@ class Listener:
         except (zmq.ZMQError, ValueError) as error:
             self.close()
             raise CannotListen(f"cannot listen at {self.address}: {error}") from None
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_arriving)
         log.info("listening for services", address=self.address, encrypted=self._trust is not None)
 
     def _bind(self) -> None:
@@ -152,8 +160,18 @@ class Listener:
         """What was sent last has a second to leave; this waits for it."""
         for reader in self._readers:
             reader.close(_LINGER_MS)
+        if self._looking is not None:
+            self._looking.cancel()
         if self._context is not None:
             self._context.term()
+
+    def _look_for_arriving(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_arriving)
+        received = {service: _received_nbytes(descriptor) for service, descriptor in self._connections.items()}
+        before, self._received = self._received, received
+        for service, nbytes in received.items():
+            if nbytes - before.get(service, nbytes) >= _ARRIVING_NBYTES:
+                self._arriving(service)
 
     def _receive(self) -> None:
         sender = self._socket.recv(zmq.NOBLOCK)
@@ -210,13 +228,18 @@ class Dialer:
         done: Callable[[], None],
         connected: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
+        arriving: Callable[[], None] = lambda: None,
     ) -> None:
-        """``address`` is tcp://HOST:PORT; the name of the host is looked up for each connection."""
+        """``address`` is tcp://HOST:PORT; the name of the host is looked up for each connection. ``arriving`` as of
+        Listener."""
         self._address = address
         self._service_id = service_id
         self._trust = trust
         self._heard, self._done = heard, done
-        self._connected, self._lost = connected, lost
+        self._connected, self._lost, self._arriving = connected, lost, arriving
+        self._descriptor = -1  # of the connection
+        self._received = 0  # bytes, when that was looked at last
+        self._looking: asyncio.TimerHandle | None = None
         self.is_connected = False
         self._socket: Socket | None = None  # of one connection, never of a second one
         self._readers: list[_Reader] = []
@@ -229,6 +252,7 @@ class Dialer:
         """Dials, until ``close``. Raises ValueError for an address that is none."""
         self._place = tcp_address(self._address)
         self._context = zmq.Context()
+        self._look_for_arriving()
         self._dial_after(0)
 
     def send(self, header: bytes, frames: Sequence[Frame] = ()) -> None:
@@ -253,6 +277,8 @@ class Dialer:
         """What was sent last has a second to leave; this waits for it."""
         if self._dialing is not None:
             self._dialing.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         self._hang_up(_LINGER_MS)
         if self._context is not None:
             self._context.term()
@@ -261,6 +287,12 @@ class Dialer:
         assert self._socket is not None
         header = self._socket.recv(zmq.NOBLOCK)
         self._heard(header, _receive_frames(self._socket))
+
+    def _look_for_arriving(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_arriving)
+        before, self._received = self._received, _received_nbytes(self._descriptor) if self.is_connected else 0
+        if before and self._received - before >= _ARRIVING_NBYTES:
+            self._arriving()
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -306,7 +338,9 @@ class Dialer:
             reader.close(linger_ms)
 
     def _on_event(self, event: int, value: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_CONNECTED:
+            self._descriptor = value
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._succeeded()
         elif self.is_connected:
             self._disconnected()
@@ -464,6 +498,16 @@ def _peer_of(descriptor: int) -> str:
     except (OSError, ValueError):
         return ""
     return f"{host}:{port}"
+
+
+def _received_nbytes(descriptor: int) -> int:
+    """How much has come by a connection of libzmq's; 0 if it has ended, or the system does not say."""
+    try:
+        with _borrowed(descriptor) as connection:
+            info = connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_RECEIVED.size)
+    except OSError:
+        return 0
+    return int(_TCP_INFO_RECEIVED.unpack(info)[0]) if len(info) == _TCP_INFO_RECEIVED.size else 0
 
 
 @contextlib.contextmanager

@@ -432,6 +432,52 @@ async def test_closing_leaves_no_descriptor_and_no_thread(keys: Keys) -> None:
     assert held() == before
 
 
+# --- slow links -------------------------------------------------------------------------------------------------
+
+
+async def throttled(address: str, nbytes_per_s: int) -> tuple[asyncio.Server, str]:
+    """A way to ``address`` that takes so much, in each direction."""
+    host, port = address.removeprefix("tcp://").split(":")
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(nbytes_per_s // 20):
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(len(data) / nbytes_per_s)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, onward_writer), copy(onward_reader, writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0, limit=1 << 16)
+    return server, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@on_the_loop
+async def test_a_peer_whose_large_message_is_on_its_way_is_not_silent(keys: Keys) -> None:
+    broker = Broker(keys.broker())
+    at_broker, at_service = [], []
+    broker.listener._arriving = at_broker.append
+    server, address = await throttled(broker.listener.address, 8 * MIB)
+    service = await Service(address, keys.service()).connected()
+    service.dialer._arriving = lambda: at_service.append(len(service.heard))
+    service.dialer.send(b"join")
+    await until(lambda: broker.heard)
+    service.dialer.send(b"large", [bytes(20 * MIB)])
+    await until(lambda: len(at_broker) >= 3)
+    assert len(broker.heard) == 1 and not at_service
+    await until(lambda: len(broker.heard) == 2)
+    broker.listener.send("0123abcd", b"large", [bytes(20 * MIB)])
+    await until(lambda: len(at_service) >= 3)
+    assert at_service == [0] * len(at_service)
+    await until(lambda: service.heard)
+    service.dialer.close()
+    broker.listener.close()
+    server.close()
+
+
 # --- who may join -----------------------------------------------------------------------------------------------
 
 
