@@ -28,6 +28,11 @@ from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
 from protocol.messages import Executed, Response, Results
 
+_NOT_ITERATIVE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle such "
+    "a flag"  # Triton's words
+)
+
 
 class Answering:
     """``living`` are the requests that have no final answer yet, by id, wherever they are."""
@@ -154,8 +159,8 @@ class Answering:
 
     def _again(self, version: ModelVersion, pending: Pending, now: int) -> list[Action]:
         if not version.config.iterative or version.sequences is None:
-            cause = "to reschedule a request needs sequence_batching { iterative_sequence: true } in the configuration"
-            return self.fail(version, pending, InternalError(f"model '{version.name}': {cause}"), now)
+            needs = f"model '{version.name}' needs sequence_batching {{ iterative_sequence: true }}"
+            return self.fail(version, pending, InternalError(f"{_NOT_ITERATIVE}: {needs}"), now)
         if pending.unwanted:
             return self.fail(version, pending, Cancelled(""), now)
         pending.holder = 0

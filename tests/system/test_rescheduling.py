@@ -131,7 +131,9 @@ def test_what_is_raised_counts_more_than_the_flag(server: Server) -> None:
 def test_without_an_iterative_sequence_it_is_an_error(server: Server) -> None:
     answer = server.post("not_iterative", [2.0], id="a")
     assert answer.status == 500
-    assert "iterative_sequence" in answer.error
+    released = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured"
+    assert answer.error.startswith(released)
+    assert answer.error.endswith("model 'not_iterative' needs sequence_batching { iterative_sequence: true }")
 
 
 def test_a_model_that_is_called_may_reschedule(server: Server) -> None:
