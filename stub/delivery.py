@@ -33,6 +33,9 @@ class OutputPlacer(Protocol):
         """Copies the tensors of ONE response (never empty), the inline ones to the end of ``frames``; returns their
         references and the lease (0: inline). From any thread."""
 
+    def lend_nothing(self) -> int:
+        """A lease without memory. From any thread."""
+
 
 class Port(Protocol):
     """What of the bus is needed here (bus.py)."""
@@ -73,6 +76,7 @@ class Delivery:
         self.pacing = Pacing(port, self.cancelled, max_unread)
         self.retained = RetainedInputs(port.nudge)
         self._place = outputs.place
+        self._lend_nothing = outputs.lend_nothing
         self._port = port
         self._failures = failures
         self._abandoned: Deque[_Abandoned] = deque()
@@ -104,6 +108,8 @@ class Delivery:
             return failed(message.id, self._failures.hidden("the response cannot be read", broken), final)
         try:
             outputs, lease = self._place(tensors, frames, inline) if tensors else ([], 0)
+            if tensors and not lease and self.decoupled and self.pacing.is_bounded(message.id):
+                lease = self._lend_nothing()
         except Exception as full:
             return failed(message.id, self._failures.hidden("the outputs found no place", full), final)
         return messages.Response(message.id, outputs, lease, None, parameters, final)
@@ -121,7 +127,7 @@ class Delivery:
         if not self._port.is_ours:
             raise TritonModelException("Unable to send response. This process has been forked from the model's.")
         if self.decoupled:
-            self.pacing.sends(response)
+            self.pacing.sends(response, sum(map(len, frames)))
         try:
             self._port.send(messages.Results(messages.RESULTS, [], [], [response], []), frames)
         except Closed:

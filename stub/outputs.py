@@ -31,6 +31,12 @@ class Outputs:
         self._leases[lease] = placed
         return placed.references, lease
 
+    def lend_nothing(self) -> int:
+        """A lease without memory: its end says that a response has been read whose tensors are frames."""
+        lease = next(self._numbers)
+        self._leases[lease] = Placed([], [], None, [])
+        return lease
+
     def release(self, leases: Sequence[int]) -> None:
         """Raises ProtocolError for one that is not held."""
         for lease in leases:

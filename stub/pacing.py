@@ -1,8 +1,9 @@
 """How far the responses of a request may be ahead of who reads them: beyond that, ``send`` waits.
 
-A client's request may have so many bytes of shared memory unread. That they have been read is told with other messages,
-or late; a ``send`` that waits asks for it. A request that is *paced*, a step of an ensemble whose next step has a
-limit, may have so many responses that the broker has not credited yet. Nobody waits for a request that is cancelled.
+A client's request may have so many bytes unread, in shared memory or in frames. That they have been read is told with
+other messages, or late; a ``send`` that waits asks for it. A request that is *paced*, a step of an ensemble whose next
+step has a limit, may have so many responses that the broker has not credited yet. Nobody waits for a request that is
+cancelled.
 """
 
 from __future__ import annotations
@@ -114,14 +115,18 @@ class Pacing:
         if self._credit:
             self._credit.pop(request, None)
 
-    def sends(self, response: messages.Response) -> None:
-        """It is about to leave."""
+    def is_bounded(self, request: int) -> bool:
+        """Whether it counts how much its client has unread: then each of its responses needs a lease."""
+        return request > 0 and self._max_unread > 0
+
+    def sends(self, response: messages.Response, nbytes_inline: int = 0) -> None:
+        """It is about to leave, with so many bytes in frames."""
         request = response.request
         with self._lock:
             if request in self._credit:
                 self._credit[request] -= 1
-            if request > 0 and response.lease and self._max_unread:
+            if response.lease and self.is_bounded(request):
                 nbytes = sum(place.nbytes for _, _, _, place, _ in response.outputs if not isinstance(place, int))
-                nbytes = max(nbytes, _LEAST_NBYTES)
+                nbytes = max(nbytes + nbytes_inline, _LEAST_NBYTES)
                 self._leases[response.lease] = (request, nbytes)
                 self._unread[request] = self._unread.get(request, 0) + nbytes

@@ -39,6 +39,7 @@ from tensorbus.model_watch import ModelWatch
 from tensorbus.repository import Repositories
 from tensorbus.running import within
 from tensorbus.settings import ServeSettings
+from tensorbus.sweeping import sweep_for_ever
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
 
 log = structlog.get_logger()
@@ -58,7 +59,7 @@ class Services:
         self._reader = Reader(self._shm_directory)
         self.recorder = Recorder(custom=settings.allow_metrics)
         self._fronts = Fronts(settings, self.recorder)
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._housekeeping: list[asyncio.Task[None]] = []
         self._backends = backends.find(settings.backend_directory, settings.backend_values)
         cache = open_cache(settings.response_cache_nbytes, self._shm_directory, self._reader)
         self.recorder.cache = cache and cache.responses.record
@@ -140,7 +141,8 @@ class Services:
         self.broker.post(StartServing())
         await self._watch.start()
         await self._fronts.start(dataplane)
-        self._housekeeping = asyncio.create_task(self._fronts.keep_house(dataplane, self._trim))
+        for work in (self._fronts.keep_house(dataplane, self._trim), sweep_for_ever(self._shm_directory)):
+            self._housekeeping.append(asyncio.create_task(work))
 
     def _backends_in_use(self) -> dict[str, str]:
         """With the file that runs the models of each; Python models have files of their own."""
@@ -161,8 +163,8 @@ class Services:
     async def stop(self) -> bool:
         """Answer what is in flight, finalize the models, leave nothing behind. False if the time ran out."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        for task in self._housekeeping:
+            task.cancel()
         self._watch.stop()
         self.broker.post(StopServing())
         self._cloud.stop()

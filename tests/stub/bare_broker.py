@@ -145,7 +145,14 @@ class BareBroker:
         self.store.close()
         self.reader.close()
 
-    def load(self, model_file: Path, mode: str = "serve", shared: bool = True, config: dict = CONFIG) -> None:
+    def load(
+        self,
+        model_file: Path,
+        mode: str = "serve",
+        shared: bool = True,
+        config: dict = CONFIG,
+        max_unread: int = 0,
+    ) -> None:
         args = {
             "model_config": json.dumps(config),
             "model_instance_kind": "CPU",
@@ -158,7 +165,8 @@ class BareBroker:
         block = self.store.allocate(len(NONCE))
         block.view[:] = NONCE
         probe = Handle(*block[:3]) if shared else Handle("tensorbus-1-" + 32 * "0", 128, 16)
-        self.send(Load(LOAD, mode, str(model_file), os.path.dirname(model_file), args, probe, self.shm_directory))
+        directory = os.path.dirname(model_file)
+        self.send(Load(LOAD, mode, str(model_file), directory, args, probe, self.shm_directory, max_unread))
 
     def serve(self, model_file: Path, **options) -> Ready:
         """Load, and be told that it is ready."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages import EXECUTE, FINISH, Batch, Execute, Finish, Handle, Results
+from protocol.messages import EXECUTE, FINISH, Batch, Execute, Finish, Handle, Results, Starved
 from tests.stub.bare_broker import CONFIG, write_model
 
 DECOUPLED = {**CONFIG, "model_transaction_policy": {"decoupled": True}}
@@ -94,3 +94,35 @@ def execute(self, requests):
         (executed,) = started.receive().executed
         assert executed.rescheduled == ([] if run else [request.id])
     assert (place(executed.responses[0]), started.values(executed.responses[0])) == (0, [1.0])
+
+
+MANY = """
+def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    for number in range(20):
+        sender.send(self.answer(np.full(1000, number, np.float32)))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_stream_in_frames_waits_for_its_reader_too(started, tmp_path, shared):
+    """Whether the stub has shared memory, and the client not, or neither."""
+    started.serve(write_model(tmp_path / "models", MANY), config=DECOUPLED, shared=shared, max_unread=10_000)
+    request, frames = started.request(1.0, inline=not shared)
+    started.send(Execute(EXECUTE, [Batch(request.id, [request])], [], [], [request.id]), frames)
+    leases, numbers, longest = [], [], 0
+    while len(numbers) < 20:
+        message = started.receive()
+        if isinstance(message, Starved):
+            longest = max(longest, len(leases))
+            assert leases, "it waits although all has been read"
+            started.send(Execute(EXECUTE, [], leases))
+            leases = []
+            continue
+        (response,) = message.responses
+        assert isinstance(place(response), int) and response.lease
+        numbers.append(started.values(response)[0])
+        leases.append(response.lease)
+    assert numbers == list(range(20))
+    assert longest == 3  # of 4000 bytes each: with the third there are too many
