@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from broker.backends import Backend
@@ -35,6 +36,9 @@ def broker_settings(
         backends=backends,
         gpus=gpus,
         hosted=hosted,
+        first_number=time.time_ns() // 1_000_000
+        if hosted
+        else 0,  # a broker starts fewer batches than that in its life
         delay_scheduler=DelayScheduler(settings.delay_scheduler, settings.backlog_delay_scheduler),
         explains=lambda: current_settings().log_verbose_level >= 1,
     )
