@@ -1,4 +1,4 @@
-"""Key files, without sockets; test_links.py has what the keys do there."""
+"""Key files, without sockets; test_links_trust.py has what the keys do there."""
 
 import os
 import stat

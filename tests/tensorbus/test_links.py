@@ -7,22 +7,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 import zmq
 from structlog.testing import capture_logs
 
-from tensorbus.curve import Trust, broker_trust, make_keys, service_trust
-from tensorbus.links import CannotListen, Dialer, DoesNotRead, Listener, Unreachable
+from tensorbus.links import CannotListen, DoesNotRead, Listener, Unreachable
+from tests.tensorbus.link_ends import LOCAL, Broker, Keys, Service, on_the_loop, pair, raw_socket, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-LOCAL = "tcp://127.0.0.1:0"
 ECHO = """
 import sys, uvloop, asyncio
 from tensorbus.links import Listener
@@ -37,102 +32,9 @@ uvloop.run(run())
 """
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
-
-
-def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    def run(keys: "Keys") -> None:
-        uvloop.run(test(keys))
-
-    run.__name__ = test.__name__
-    return run
-
-
-class Keys:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        make_keys(str(directory))
-        make_keys(str(directory / "foreign"))
-
-    def broker(self, authorized: str = "service.pub") -> Trust:
-        return broker_trust(self.file("broker.key"), self.file(authorized))
-
-    def service(self, own: str = "service.key", broker: str = "broker.pub") -> Trust:
-        return service_trust(self.file(own), self.file(broker))
-
-    def file(self, name: str) -> str:
-        return str(self.directory / name)
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return Keys(tmp_path_factory.mktemp("keys"))
-
-
-class Broker:
-    """What a Listener hears."""
-
-    def __init__(self, trust: Trust | None = None, address: str = LOCAL, echo: bool = False) -> None:
-        self.heard: list[tuple[str, bytes, list[bytes]]] = []
-        self.turns = 0
-        self.echo = echo
-        self.listener = Listener(address, trust, self._hear, self._done)
-        self.listener.start()
-
-    def _hear(self, service: str, header: bytes, frames: list[memoryview]) -> None:
-        if self.echo:
-            self.listener.send(service, header, frames)
-        self.heard.append((service, header, [bytes(frame) for frame in frames]))
-
-    def _done(self) -> None:
-        self.turns += 1
-
-
-class Service:
-    """What a Dialer hears."""
-
-    def __init__(self, address: str, trust: Trust | None = None, service_id: str = "0123abcd") -> None:
-        self.heard: list[tuple[bytes, list[bytes]]] = []
-        self.events: list[str] = []
-        self.dialer = Dialer(
-            address,
-            service_id,
-            trust,
-            lambda header, frames: self.heard.append((header, [bytes(frame) for frame in frames])),
-            lambda: None,
-            lambda: self.events.append("connected"),
-            lambda: self.events.append("lost"),
-        )
-        self.dialer.start()
-
-    async def connected(self) -> "Service":
-        await until(lambda: self.dialer.is_connected)
-        return self
-
-
-@contextlib.asynccontextmanager
-async def pair(
-    broker_keys: Trust | None = None, service_keys: Trust | None = None, echo: bool = False
-) -> AsyncIterator:
-    broker = Broker(broker_keys, echo=echo)
-    service = await Service(broker.listener.address, service_keys).connected()
-    yield broker, service
-    service.dialer.close()
-    broker.listener.close()
-
-
-@contextlib.contextmanager
-def raw_socket(kind: int) -> Iterator[zmq.Socket]:
-    context: zmq.Context = zmq.Context()
-    end = context.socket(kind)
-    end.linger = 0
-    yield end
-    end.close()
-    context.term()
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
@@ -476,87 +378,6 @@ async def test_a_peer_whose_large_message_is_on_its_way_is_not_silent(keys: Keys
     service.dialer.close()
     broker.listener.close()
     server.close()
-
-
-# --- who may join -----------------------------------------------------------------------------------------------
-
-
-async def attempt(broker_keys: Trust | None, service_keys: Trust | None) -> tuple[list[Any], list[Any]]:
-    """What each side says of a service that dials for so long that it is refused several times."""
-    broker = Broker(broker_keys)
-    with capture_logs() as logs:
-        service = Service(broker.listener.address, service_keys)
-        await until(lambda: service.dialer._attempts >= 5)
-        await until(lambda: any(line["event"] == "a service was refused" for line in logs))
-    assert not broker.heard and not service.events
-    with pytest.raises(Unreachable):
-        service.dialer.send(b"nothing goes through")
-    service.dialer.close()
-    broker.listener.close()
-    refused = [line for line in logs if line["event"] == "a service was refused"]
-    assert all(line["peer"].startswith("127.0.0.1") for line in refused)
-    return (
-        [line["cause"] for line in refused],
-        [line["cause"] for line in logs if line["event"] == "cannot connect to the broker"],
-    )
-
-
-@on_the_loop
-async def test_a_key_that_is_not_authorized_is_refused_and_said_once(keys: Keys) -> None:
-    said = await attempt(keys.broker(), keys.service("foreign/service.key"))
-    assert said == (["its key is not authorized"], ["the broker does not know our key"])
-
-
-@on_the_loop
-async def test_a_service_without_a_key_is_refused_and_said_once(keys: Keys) -> None:
-    refused, (cause,) = await attempt(keys.broker(), None)
-    assert refused == ["one of us has a key, the other one has none"]
-    assert cause == "it hangs up, as a broker does that asks for a key"
-
-
-@on_the_loop
-async def test_a_service_with_a_key_does_not_join_a_broker_without(keys: Keys) -> None:
-    refused, (cause,) = await attempt(None, keys.service())
-    assert refused == ["one of us has a key, the other one has none"]
-    assert cause == "it hangs up, as a broker does that has another key, or none"
-
-
-@on_the_loop
-async def test_a_service_that_expects_another_broker_does_not_join_this_one(keys: Keys) -> None:
-    said = await attempt(keys.broker(), keys.service(broker="foreign/broker.pub"))
-    assert said == (["it does not know our key"], ["it hangs up, as a broker does that has another key, or none"])
-
-
-@on_the_loop
-async def test_a_key_may_be_authorized_while_the_broker_runs(keys: Keys) -> None:
-    authorized = keys.directory / "authorized"
-    authorized.mkdir(exist_ok=True)
-    (authorized / "first.pub").write_text((keys.directory / "service.pub").read_text())
-    broker = Broker(keys.broker("authorized"))
-    service = Service(broker.listener.address, keys.service("foreign/service.key"))
-    await until(lambda: service.dialer._said)
-    (authorized / "second.pub").write_text((keys.directory / "foreign/service.pub").read_text())
-    await service.connected()
-    service.dialer.close()
-    broker.listener.close()
-
-
-@on_the_loop
-async def test_who_is_no_service_is_not_heard(keys: Keys) -> None:
-    async with pair() as (broker, service):
-        with raw_socket(zmq.DEALER) as end:
-            end.connect(broker.listener.address)
-            end.send_multipart([b"header", b"frame"])
-            with raw_socket(zmq.DEALER) as other:
-                other.routing_id = b"\xff\xff\xff\xff\xff\xff\xff\xff"
-                other.connect(broker.listener.address)
-                other.send(b"header")
-                port = int(broker.listener.address.rpartition(":")[2])
-                with socket.create_connection(("127.0.0.1", port)) as stranger:
-                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-                    service.dialer.send(b"I am")
-                    await until(lambda: broker.heard)
-        assert [service for service, *_ in broker.heard] == ["0123abcd"]
 
 
 # --- addresses --------------------------------------------------------------------------------------------------
