@@ -246,6 +246,10 @@ class Answer(NamedTuple):
     frames: Frames = ()
 
 
+class Pause(NamedTuple):
+    """Let others have their turn of the loop before what follows."""
+
+
 class LookUp(NamedTuple):
     """Digest a request to a model whose responses are cached; LookedUp answers. ``outputs`` are those asked for."""
 
@@ -361,6 +365,7 @@ class TellReady(NamedTuple):
 Action = Union[
     Send,
     Answer,
+    Pause,
     LookUp,
     Keep,
     InputsReleased,

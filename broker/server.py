@@ -2,8 +2,7 @@
 
 Receive, event, core, actions, send. What the gateway brings during one turn of the event loop leaves at its end, one
 message to each stub; so does what one stub has said together. Work leaves before the answers to what was done: 64 of
-them take two milliseconds to write, in which a stub would have nothing to do. And they are written some at a time, so
-that what the first clients send next is read before the last ones are answered: it may be due in the next batch.
+them take two milliseconds to write, in which a stub would have nothing to do.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from broker.events import (
     ModelSaid,
     OutputsRead,
     Override,
+    Pause,
     Poll,
     Polled,
     Prepare,
@@ -62,8 +62,6 @@ from protocol.messages import Execute, Request
 from protocol.signature import IndexEntry
 
 log = structlog.get_logger()
-
-_AT_ONCE = 16  # actions
 
 
 class Repositories(Protocol):
@@ -103,7 +101,7 @@ class BrokerServer:
         self._stubs = stubs
         self._inbox: list[Event] = []
         self._news: list[Action] = []  # what this turn's events have led to, in order; goes out after the work
-        self._outbox: deque[Action] = deque()  # of it, what is left for later turns
+        self._outbox: deque[Action] = deque()  # of it, what is left for later turns by a Pause
         self._prepare = prepare
         self._repositories = repositories
         self._cache = cache
@@ -231,18 +229,22 @@ class BrokerServer:
         goes_on = bool(self._outbox)
         self._outbox += news
         if not goes_on:
-            self._tell_some()
+            self._tell()
         self.core.count()
         self._set_timer()
 
-    def _tell_some(self) -> None:
-        """Then others have their turn."""
+    def _tell(self) -> None:
+        """What is in the outbox, up to a Pause."""
         outbox = self._outbox
         try:
-            self._carry_out([outbox.popleft() for _ in range(min(len(outbox), _AT_ONCE))])
+            while outbox:
+                action = outbox.popleft()
+                if type(action) is Pause:
+                    break
+                self._do[type(action)](action)
         finally:
             if outbox:
-                self._loop.call_soon(self._tell_some)
+                self._loop.call_soon(self._tell)
 
     def _heard(self, key: str, header: memoryview, frames: list[memoryview]) -> None:
         try:
