@@ -29,8 +29,8 @@ from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
 from protocol.messages import Executed, Response, Results
 
 _NOT_ITERATIVE = (
-    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle such "
-    "a flag"  # Triton's words
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag"  # Triton's words
 )
 
 
