@@ -150,6 +150,7 @@ class ServiceBus:
         self._hosts.add(service)
         join = member.join
         self._stubs.host_joined(service, [stub.key for stub in message.stubs])
+        self._gateways.handed(message.answered)
         for stub in message.stubs:
             self._gateways.handed([*stub.open, *(id for _, requests in stub.batches for id in requests)])
         held, sink = tuple(message.stubs), self._gateways.sink

@@ -261,10 +261,12 @@ class HeldStub(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """What a stub host has when it joins a broker anew. Stubs that the broker does not want are told to end."""
+    """What a stub host has when it joins a broker anew. Stubs that the broker does not want are told to end.
+    ``answered`` are requests whose final response was sent so late that an earlier broker may have died with it."""
 
     kind: str
     stubs: List[HeldStub]
+    answered: List[int] = []
 
 
 # --- broker to stub host ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -52,6 +53,7 @@ _MOST_AT_ONCE = 1000  # messages of stubs in one message
 _MOST_NBYTES_AT_ONCE = 16 << 20
 _MESSAGE_NBYTES = 200  # what keeping one costs besides its bytes
 _RETRY_S = 0.02
+_UNDER_WAY_NS = 500_000_000  # for so long a message to the broker, and from it to the gateway, may take
 _GONE = (int(ErrorKind.UNAVAILABLE), "the broker that was asked has gone")
 
 _LOAD = msgspec.msgpack.Decoder(Load)
@@ -92,6 +94,7 @@ class Relay:
         self._status_words: dict[str, Segment] = {}
         self._unsent: deque[_Said] = deque()
         self._unsent_nbytes = 0
+        self._answered: deque[tuple[int, list[int]]] = deque()  # when it was said, and for which requests
         self._is_open = self._holds_due = False
         self._flush_due: asyncio.Handle | None = None
 
@@ -119,6 +122,11 @@ class Relay:
             self._give(question.address, encode(message), ())
         self._is_open = self._holds_due = True
         self._flush()
+
+    def heard(self, when_ns: int) -> None:
+        """The broker was alive then, and so had what it had been sent long before."""
+        while self._answered and self._answered[0][0] < when_ns - _UNDER_WAY_NS:
+            self._answered.popleft()
 
     def lost(self) -> None:
         self._is_open = False
@@ -186,7 +194,8 @@ class Relay:
         self._flush_due = None
         try:
             if self._holds_due:
-                self._send(encode(Holds(HOLDS, self._ledger.held())), ())
+                answered = [request for _, requests in self._answered for request in requests]
+                self._send(encode(Holds(HOLDS, self._ledger.held(), answered)), ())
                 self._holds_due = False
             while self._unsent and self._is_open:
                 batch = self._next_batch()
@@ -209,14 +218,17 @@ class Relay:
         return batch
 
     def _has_been_said(self, batch: list[_Said]) -> None:
+        answered: list[int] = []
         for said in batch:
             self._unsent.popleft()
             self._unsent_nbytes -= said.nbytes + _MESSAGE_NBYTES
             if said.address:
                 with contextlib.suppress(ProtocolError):  # which the broker finds, too, and has the stub killed
-                    self._ledger.said(said.address, kind_of(said.header), said.header)
+                    answered += self._ledger.said(said.address, kind_of(said.header), said.header)
             elif said.ends:
                 self._ledger.remove(said.ends)
+        if answered:
+            self._answered.append((time.monotonic_ns(), answered))
         if self._unsent_nbytes < _MOST_NBYTES // 2:
             self._router.resume()
 

@@ -161,12 +161,12 @@ class StubLedger:
 
     # --- to the broker --------------------------------------------------------------------------------------------
 
-    def said(self, address: str, kind: str, header: bytes | memoryview) -> None:
-        """Raises ProtocolError."""
+    def said(self, address: str, kind: str, header: bytes | memoryview) -> list[int]:
+        """The requests that this is the final response to. Raises ProtocolError."""
         if kind == RESULTS:
             held = self._held.get(address)
             if held is not None:
-                self._has_results(held, _decode(_RESULTS, header))
+                return self._has_results(held, _decode(_RESULTS, header))
         elif kind == CALL or kind in _ASKED:
             number = _decode(_NUMBERED, header).call
             if number:
@@ -176,21 +176,22 @@ class StubLedger:
                 self._held[address].ready = bytes(header)
         elif kind in (GOODBYE, FAILED):
             self._held.pop(address, None)  # it holds nothing, and ends
+        return []
 
     @staticmethod
-    def _has_results(held: _Held, results: _Results) -> None:
-        for response in results.responses:
-            if response.final:
-                held.requests.pop(response.request, None)
+    def _has_results(held: _Held, results: _Results) -> list[int]:
+        finals = [response.request for response in results.responses if response.final]
         for executed in results.executed:
-            for response in executed.responses:
-                if response.final:
-                    held.requests.pop(response.request, None)
+            finals += [response.request for response in executed.responses if response.final]
+        for request in finals:
+            held.requests.pop(request, None)
+        for executed in results.executed:
             for request in executed.rescheduled:
                 held.requests.pop(request, None)
             for request in held.batches.pop(executed.batch, ()):
                 if request in held.requests:
                     held.requests[request] = _OPEN
+        return finals
 
     # --- for a broker that is joined anew -------------------------------------------------------------------------
 

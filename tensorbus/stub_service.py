@@ -192,7 +192,8 @@ class StubHost:
         self._relay.lost()
 
     def on_tick(self, now: int) -> None:
-        pass
+        if self.record.broker_up:
+            self._relay.heard(now - self._link.membership.silent_ns(now))
 
     def on_message(self, message: ToService, frames: list[memoryview]) -> None:
         do = self._do.get(type(message))

@@ -128,6 +128,38 @@ def test_what_is_executed_is_executed_once_though_the_broker_dies(repository, st
     assert set(outcomes.values()) <= {200, 503}
 
 
+LATE = COUNTING.replace(
+    "def execute(self, requests):",
+    "def execute(self, requests):\n    open(self.where + '/begun', 'w').close()\n"
+    "    while not os.path.exists(self.where + '/go'): time.sleep(0.01)",
+)
+
+
+def test_what_was_answered_to_a_broker_that_died_with_the_answer_is_not_executed_again(repository, stack):
+    """Nobody holds it any more, and nobody knows whether the gateway has it: it fails once."""
+    repository.add("late", LATE)
+    place = repository.path / "late"
+    broker = stack.broker()
+    host = stack.stub_host()
+    gateway = ready(stack.gateway("--broker-timeout-secs=60"), "late")
+
+    def said() -> str:
+        return next(line for line in host.exposition() if 'direction="from_stubs"' in line)
+
+    post = Background(1, lambda: gateway.post("late", [7], timeout_s=30), times=1)
+    eventually((place / "begun").exists)
+    broker.signal(signal.SIGSTOP)
+    before = said()
+    (place / "go").touch()
+    eventually(lambda: said() != before)
+    broker.kill()
+    stack.broker()
+    (answer,) = post.stop()
+    assert (answer.status, "late" in answer.error) == (503, True)
+    assert (place / "executed").read_text().split() == ["7"]
+    assert ready(gateway, "late").post("late", [8], timeout_s=30).data == [16]
+
+
 def test_a_broker_that_is_terminated_answers_what_it_has(repository, stack):
     repository.add("sleepy", SLEEPY)
     broker = stack.broker()

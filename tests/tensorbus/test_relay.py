@@ -13,7 +13,7 @@ import zmq
 from broker.router import DoesNotRead, Unreachable
 from metrics.stub_host_record import StubHostRecord
 from protocol.codec import decode_from_service, decode_from_stub, encode
-from protocol.messages import GOODBYE, LOG, RESULTS, Goodbye, Log, Results
+from protocol.messages import GOODBYE, LOG, RESULTS, Executed, Goodbye, Log, Response, Results
 from protocol.services import Died, FromStubs, HeldStub, Holds
 from tensorbus import relay
 from tensorbus.relay import Relay
@@ -172,5 +172,28 @@ def test_a_death_comes_after_the_last_word(run, context) -> None:
         made.lost()
         made.joined()
         assert broker.messages[-1] == Holds("H", [])
+
+    run(test)
+
+
+def test_what_was_answered_so_late_that_it_may_not_have_been_heard_is_told(run, context) -> None:
+    """Else a broker that knows nothing of it would have it executed again."""
+
+    async def test(made: Relay, broker: Broker, bus: str) -> None:
+        made.joined()
+        made.add(HeldStub("k1", "m", 1, "m_0", "stamp", "", b"", [], []))
+        stub = dial(context, bus, "k1")
+        for request in (5, 6):
+            executed = Executed(request, 0, 0, 0, False, [Response(request, [])])
+            stub.send(encode(Results(RESULTS, [executed], [], [Response(request + 10, [], final=False)])))
+            await until(lambda request=request: len(broker.headers) == request - 3)
+            if request == 5:
+                made.heard(time.monotonic_ns() + 10**9)
+        made.heard(time.monotonic_ns())
+        made.lost()
+        made.died("k1", -9)
+        made.joined()
+        (holds,) = [message for message in broker.messages[1:] if isinstance(message, Holds)]
+        assert (holds.answered, [held.key for held in holds.stubs]) == ([6], ["k1"])
 
     run(test)
