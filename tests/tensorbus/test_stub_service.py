@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -390,6 +392,18 @@ def test_of_a_stub_that_dies_meanwhile_another_broker_is_told(
     assert another.died("k1") == Died("X", "k1", -9, request.id)
 
 
+def test_what_was_answered_just_before_is_told_to_another_broker(
+    host: Host, broker: BareStubBroker, brokers: Callable[..., BareStubBroker]
+) -> None:
+    write_model(host.models)
+    broker.serve("k1")
+    answered = broker.infer("k1", 1.0).request
+    broker.router.close()
+    _, _, holds = brokers(port=broker.port, name="two").welcome()
+    assert answered in holds.answered
+    assert [(stub.batches, stub.open) for stub in holds.stubs] == [([], [])]
+
+
 def test_a_broker_that_says_nothing_is_joined_anew(host: Host, brokers: Callable[..., BareStubBroker]) -> None:
     write_model(host.models)
     broker = brokers()
@@ -441,6 +455,37 @@ def test_a_stub_that_is_not_there_is_none_of_its_business(host: Host, broker: Ba
     broker.stop("k9")
     write_model(host.models)
     broker.serve("k1")
+
+
+def test_it_tells_how_it_is(host: Host, brokers: Callable[..., BareStubBroker]) -> None:
+    def get(path: str) -> tuple[int, str]:
+        port = re.search(r"Metrics Service at \S+:(\d+)", host.log)
+        assert port is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), timeout=DEADLINE_S)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    write_model(host.models)
+    broker = brokers()
+    host.start(broker.address)
+    broker.expect(Join)
+    assert (get("/health/live")[0], get("/health/ready")[0]) == (200, 503)
+    broker.welcome()
+    broker.serve("k1")
+    (tensor,) = broker.infer("k1", 1.0, 2.0).outputs
+    broker.send(Fetch(FETCH, 1, [tensor.place]))
+    broker.expect(Fetched)
+    assert get("/health/ready")[0] == 200
+    assert [line for line in get("/metrics")[1].splitlines() if line.startswith("tensorbus_stub_host_")] == [
+        "tensorbus_stub_host_instances 1",
+        "tensorbus_stub_host_starts_total 1",
+        "tensorbus_stub_host_deaths_total 0",
+        "tensorbus_stub_host_broker_up 1",
+        "tensorbus_stub_host_fetched_bytes_total 8",
+        'tensorbus_stub_host_messages_total{direction="from_stubs"} 3',
+        'tensorbus_stub_host_messages_total{direction="to_stubs"} 2',
+    ]
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
