@@ -115,6 +115,7 @@ class Membership:
         self._silence_ns = silence_ns
         self.domains = Domains()
         self._members: dict[str, Member] = {}
+        self._ticked_ns = 0
 
     def get(self, service: str) -> Member | None:
         """One that has joined, and may be leaving."""
@@ -224,7 +225,11 @@ class Membership:
     def tick(self, now: int) -> list[Outcome]:
         """Several times in each ``beat_ns``."""
         outcomes: list[Outcome] = []
+        held_up = now - self._ticked_ns > self._silence_ns // 2
+        self._ticked_ns = now
         for member in list(self._members.values()):
+            if held_up:  # it is us who were silent: what has come meanwhile is heard first
+                member.heard_ns = max(member.heard_ns, now - self._silence_ns + self._beat_ns)
             if now - member.heard_ns >= self._silence_ns:
                 outcomes += self._remove(member, True, "it was not heard from any more")
             elif now - member.said_ns >= self._beat_ns:

@@ -102,9 +102,19 @@ def test_silence_is_loss_and_any_word_is_a_sign_of_life(members):
     enter(members, A)
     enter(members, B)
     members.heard(A, 60)
+    members.tick(40)
+    members.tick(80)
     (gone,) = [one for one in members.tick(SILENCE) if isinstance(one, IsGone)]
     assert (gone.member.service, gone.lost) == (B, True)
     assert members.get(A) is not None
+
+
+def test_silence_that_is_our_own_is_no_loss(members):
+    enter(members, A)
+    members.tick(1)
+    assert not any(isinstance(one, IsGone) for one in members.tick(SILENCE + 1))  # we were held up meanwhile
+    members.tick(SILENCE + BEAT - 1)
+    assert any(isinstance(one, IsGone) for one in members.tick(SILENCE + BEAT + 1))
 
 
 def test_a_beat_is_said_when_nothing_else_was(members):

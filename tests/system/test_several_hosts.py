@@ -139,13 +139,13 @@ def test_every_datatype_and_64_mib_arrive_as_they_were_sent(hosts):
 
 def test_a_cut_link_under_load_hangs_nobody_and_nothing_is_executed_twice(hosts, tmp_path):
     outcomes = tmp_path / "outcomes"
-    client = hosts.client("load", hosts.gateway.http, "30", str(outcomes))
+    client = hosts.client("load", hosts.gateway.http, "45", str(outcomes))
     for cut in (hosts.of_stubs[0], hosts.of_broker, hosts.of_gateway, hosts.of_stubs[1]):
         eventually(lambda: len(hosts.executed()) > 20)
         before = len(hosts.executed())
         eventually(lambda before=before: len(hosts.executed()) > before + 50, 20)
         cut.cut()
-        time.sleep(3)  # long enough to count as lost
+        time.sleep(5)  # long enough to count as lost
         cut.restore()
         restored = time.monotonic()
         before = len(hosts.executed())
