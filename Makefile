@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-one-half test-other-half check bench system-compose
+.PHONY: install run test test-one-half test-other-half check bench system-compose system-kubernetes
 
 install: $(INSTALLED)
 
@@ -54,3 +54,7 @@ bench: $(INSTALLED)
 # The stack of deploy/compose.yaml, for real; skipped without Docker.
 system-compose: $(INSTALLED)
 	$(BIN)/python -m pytest -q -rs tests/deploy/system_compose.py
+
+# The Helm chart on a cluster of one node, this machine; skipped without one.
+system-kubernetes: $(INSTALLED)
+	$(BIN)/python -m pytest -q -rs tests/deploy/system_kubernetes.py

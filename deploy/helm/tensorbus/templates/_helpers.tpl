@@ -73,13 +73,6 @@ securityContext:
 - --curve-broker-key=/keys/broker.pub
 {{- end }}
 
-{{- /* A broker or a stub host reads the models; both see them at the same place. */}}
-{{- define "tensorbus.repositories" -}}
-{{- range .Values.modelRepository.paths }}
-- --model-repository={{ . }}
-{{- end }}
-{{- end }}
-
 {{- /* Live and started: the loop of the service has turns. Each answers within 5 s, and says no then. */}}
 {{- define "tensorbus.liveness" -}}
 startupProbe:
@@ -124,6 +117,7 @@ initContainers:
 {{- end }}
 {{- end }}
 
+{{- /* The broker and the stub hosts see the models at the same place, so hosts need not be told where they are. */}}
 {{- define "tensorbus.models" -}}
 {{- with .Values.modelRepository.volume }}
 - name: models

@@ -1,0 +1,141 @@
+"""The chart on a cluster, as its users run it: ``make system-kubernetes``. Needs helm, kubectl and a cluster of one
+node, this machine, which has the image TENSORBUS_IMAGE (tensorbus:0.1.0) and from where services can be reached.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from tests.deploy.release import NAME, Release, why_not
+from tests.deploy.stack import Load, ask, eventually, make_repository
+
+reason = why_not()
+pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(reason), reason=reason)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for parent in list(path.parents)[:2]:
+        parent.chmod(0o755)
+    return make_repository(path)
+
+
+def running(namespace: str, models: Path, work: Path, **values: object) -> Iterator[Release]:
+    subprocess.run(["kubectl", "create", "namespace", namespace], check=True, capture_output=True)
+    release = Release(namespace, models, work, **values)
+    try:
+        release.apply("install")
+        yield release
+    except BaseException:
+        print(release.logs()[-20000:])
+        raise
+    finally:
+        release.remove()
+        subprocess.run(["kubectl", "delete", "namespace", namespace], check=True, capture_output=True)
+
+
+def answers_large_tensors(release: Release) -> None:
+    random = np.random.default_rng(1)
+    for module, url in ((http, release.http), (grpc, release.grpc)):
+        with module.InferenceServerClient(url) as client:
+            for _ in range(20):
+                assert ask(module, client, random.standard_normal(1_000_000).astype(np.float32))[0] == ""
+
+
+class TestAcrossNodes:
+    @pytest.fixture(scope="class")
+    def release(self, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+        yield from running("apart", models, tmp_path_factory.mktemp("values"))
+
+    def test_large_tensors_go_in_frames(self, release: Release) -> None:
+        answers_large_tensors(release)
+        assert release.metric("gateway", 'tensorbus_gateway_requests_total{path="frames"}') == 40
+        assert release.metric("gateway", 'tensorbus_gateway_requests_total{path="shm"}') == 0
+
+    def test_keys_are_made_once(self, release: Release) -> None:
+        first = release.kubectl("get", "secret", f"{NAME}-keys", "--output=jsonpath={.metadata.uid} {.data}")
+        assert all(name in first for name in ("broker.key", "broker.pub", "service.key", "service.pub"))
+        release.apply("upgrade")
+        assert release.kubectl("get", "secret", f"{NAME}-keys", "--output=jsonpath={.metadata.uid} {.data}") == first
+        assert release.kubectl("get", "jobs", "--output=name") == ""
+
+    def test_stub_hosts_come_and_go_under_load(self, release: Release) -> None:
+        release.scale(1)
+        load = Load(release)
+        try:
+            load.await_more(100)
+            release.scale(3)
+            eventually(lambda: len(load.hosts & hosts(release)) == 3, 120, "answers of three hosts")
+            load.await_more(300)
+            release.scale(1)
+            load.await_more(300)
+        finally:
+            load.stop()
+        assert load.failures == []
+
+    def test_stub_hosts_are_replaced_under_load(self, release: Release) -> None:
+        before = hosts(release)
+        load = Load(release)
+        try:
+            release.kubectl("rollout", "restart", "deployment", f"{NAME}-stub-all")
+            release.kubectl("rollout", "status", "deployment", f"{NAME}-stub-all", "--timeout=180s")
+            eventually(lambda: not before & hosts(release), 120, "the old hosts are gone")
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+
+    def test_a_broker_that_is_killed_finds_its_instances_again(self, release: Release) -> None:
+        load = Load(release)
+        try:
+            load.await_more(100)
+            places = set(load.places)
+            release.kubectl(
+                "delete", "pod", "--grace-period=0", "--force", f"{release.pods('broker')[0]['metadata']['name']}"
+            )
+            release.kubectl("rollout", "status", "deployment", f"{NAME}-broker", "--timeout=180s")
+            eventually(lambda: release.metric("broker", "tensorbus_broker_gateways") == 2, 60, "gateways joined again")
+            load.failures.clear()
+            load.places.clear()
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+        assert set(load.places) == places
+
+
+class TestOnASharedHost:
+    @pytest.fixture(scope="class")
+    def release(self, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+        path = tmp_path_factory.mktemp("values")
+        yield from running(
+            "shared", models, path, placement={"sharedHost": True, "hostPath": "/dev/shm/tensorbus-system"}
+        )
+
+    def test_large_tensors_go_by_shared_memory(self, release: Release) -> None:
+        answers_large_tensors(release)
+        assert release.metric("gateway", 'tensorbus_gateway_requests_total{path="shm"}') == 40
+        assert release.metric("gateway", 'tensorbus_gateway_requests_total{path="frames"}') == 0
+
+    def test_stub_hosts_come_and_go_under_load(self, release: Release) -> None:
+        load = Load(release)
+        try:
+            release.scale(3)
+            eventually(lambda: len(load.hosts & hosts(release)) == 3, 120, "answers of three hosts")
+            release.scale(1)
+            load.await_more(200)
+        finally:
+            load.stop()
+        assert load.failures == []
+
+
+def hosts(release: Release) -> set[str]:
+    return {pod["metadata"]["name"] for pod in release.pods("stub")}
