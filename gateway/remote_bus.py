@@ -89,6 +89,7 @@ class RemoteBus:
         self._retained: dict[int, ReplySink] = {}  # answered, but their inputs are in use
         self._questions = Questions(loop, lambda ask: send(ask, ()))
         self._hosts: list[str] = []
+        self.says_ready = True  # False: it is about to end, though it still takes requests
         self._is_joined = False
         self._serves = False  # takes requests
         self._knows_all = False  # the first Catalogue since it joined has come
@@ -330,7 +331,10 @@ class RemoteBus:
     # --- questions ------------------------------------------------------------------------------------------------
 
     def ready(self, done: Callable[[bool], None]) -> None:
-        self._ask_ready("", -1, done)
+        if self.says_ready:
+            self._ask_ready("", -1, done)
+        else:
+            done(False)
 
     def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         if self.is_ready and self.catalogue.may_be_ready(model, version):

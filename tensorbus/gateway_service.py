@@ -2,7 +2,7 @@
 
 It answers clients from its start on: without a broker it is live and not ready, and refuses requests.
 
-    no broker, or lost --Welcome, Catalogue--> requests are taken --SIGTERM--> the fronts drain, Leave
+    no broker, or lost --Welcome, Catalogue--> requests are taken --SIGTERM--> not ready --> the fronts drain, Leave
           ^                                        |
           +------- lost: requests that come are kept for ``silence_ns``, then refused;
                    those unanswered are kept for --broker-timeout-secs, and then fail
@@ -90,7 +90,7 @@ class GatewayService:
         self._dataplane = DataPlane(self._bus, self._store, self._reader, settings.id, current_settings(), admission)
         self._dataplane.number_from(first_request(self._service))
         self._probe = self._show_nonce()
-        await self._fronts.start(self._dataplane, lambda done: done(self._bus.is_ready))
+        await self._fronts.start(self._dataplane, lambda done: done(self._bus.is_ready and self._bus.says_ready))
         self._link.start()
         for work in (self._fronts.keep_house(self._dataplane), sweep_for_ever(self._shm_directory)):
             self._tasks.append(loop.create_task(work))
@@ -171,6 +171,10 @@ class GatewayService:
 
     async def stop(self) -> bool:
         """Answer what is in flight. False if the time ran out."""
+        if self._settings.exit_delay_secs and self._link.membership.is_member:
+            self._bus.says_ready = False
+            log.info("not ready any more; requests are still taken", seconds=self._settings.exit_delay_secs)
+            await asyncio.sleep(self._settings.exit_delay_secs)
         timeout_s = self._settings.exit_timeout_secs
         deadline = time.monotonic() + timeout_s
         for task in self._tasks:

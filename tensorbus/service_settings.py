@@ -46,6 +46,7 @@ class GatewaySettings(ServeSettings):
     broker: str = "tcp://127.0.0.1:8003"
     cluster_id: str = "tensorbus"
     broker_timeout_secs: int = 10
+    exit_delay_secs: int = 0
     trust: Trust | None = None  # --curve-key and --curve-broker-key
 
 
@@ -117,6 +118,14 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
             _STACK,
             integer(0),
             "how long requests are kept whose answer the broker owes while it is away",
+            "seconds",
+        ),
+        Flag(
+            "exit-delay-secs",
+            _STACK,
+            integer(0),
+            "how long requests are still taken after SIGTERM, by a gateway that says that it is not ready, so that a "
+            "balancer sends them elsewhere",
             "seconds",
         ),
         _CONFIG_FILE,

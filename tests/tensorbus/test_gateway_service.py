@@ -406,6 +406,22 @@ def test_an_id_that_requests_have_is_kept(run: Run) -> None:
     run(test)
 
 
+def test_it_says_that_it_is_not_ready_for_a_while_before_it_refuses_requests(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        async with stand.client() as client:
+            assert (await client.ask(get("/v2/health/ready"))).status == 200
+            stop = asyncio.create_task(stand.gateway.stop())
+            while (await client.ask(get("/v2/health/ready"))).status == 200:
+                await asyncio.sleep(0.005)
+            assert (await stand.ask(ADD_SUB)).status == 200  # a new connection
+            assert (await client.ask(ADD_SUB)).status == 200
+            assert not stop.done()
+            assert await stop
+        assert stand.bare.heard(Leave)
+
+    run(test, exit_delay_secs=1)
+
+
 def test_it_answers_what_is_in_flight_and_takes_its_leave(run: Run) -> None:
     async def test(stand: Stand) -> None:
         stand.bus.hold = True
