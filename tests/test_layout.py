@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from protocol import messages
+from protocol import messages, services
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAVES = {"protocol", "shm", "metrics"}
@@ -334,8 +334,16 @@ def test_the_architecture_page_shows_the_messages_as_they_are():
         for way, table in ways
         for kind, message in table.items()
     }
+    of_services = {
+        (kind, message.__name__, ", ".join(message._fields), from_broker)
+        for from_broker, table in ((False, services.FROM_SERVICE), (True, services.TO_SERVICE))
+        for kind, message in table.items()
+    }
     shown = re.findall(r"^\| [A-Z] \|.*$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-    assert sorted(shown) == sorted(expected)
+    rows = [line.strip("| ").split(" | ") for line in shown if line not in expected]
+    assert expected <= set(shown)
+    assert {(kind, name, fields, way.startswith("broker")) for kind, name, way, fields in rows} == of_services
+    assert len(shown) == len(expected) + len(of_services)
 
 
 FOLDERS = [*PACKAGES, "tests", "benchmarks", "examples"]
