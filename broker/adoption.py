@@ -92,6 +92,7 @@ class Adoption:
         instance.shared = bool(ready.nonce)
         instance.asks_ready = ready.asks_ready
         instance.ready_since = now
+        instance.sink_of = sink
         for batch, requests in sorted(stub.batches):
             pendings = [self._pending(version, request, sink, instance, now) for request in requests]
             instance.outstanding.append(Dispatched(batch, pendings, now))

@@ -26,7 +26,7 @@ from broker.response_order import Held
 from broker.roster import Roster
 from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
-from protocol.messages import Executed, Response, Results
+from protocol.messages import Executed, Request, Response, Results
 
 _NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
@@ -76,6 +76,10 @@ class Answering:
             retained = instance.retained.pop(request, None)
             if retained is not None:
                 actions += self.released(retained, now)
+            elif instance.sink_of is not None:  # an earlier broker has told its final response
+                actions.append(
+                    inputs_released(Pending(Request(request, "", 0, []), (), instance.sink_of(request), 1, now))
+                )
         if message.read:
             for origin, lease in self.calls.read(instance.index, message.read):
                 actions += self.outputs_read(origin, lease, now)

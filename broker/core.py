@@ -370,6 +370,11 @@ class Core:
         """Whether it is still to be answered."""
         return request in self._answering.living
 
+    def is_adopted(self, key: str) -> bool:
+        """Whether an earlier broker has started this stub."""
+        found = self._roster.serving(key)
+        return found is not None and found[1].sink_of is not None
+
     @property
     def processes(self) -> int:
         return len(self._roster)

@@ -11,11 +11,12 @@ message of a dead process is never taken for one of its successor. Nothing here 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from broker.model_config import InstanceSpec
-from broker.queue import Pending
+from broker.queue import Pending, ReplySink
 from broker.settings import BrokerSettings
 from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import Executed
@@ -128,6 +129,7 @@ class Instance:
         "retained",
         "retry_at",
         "shared",
+        "sink_of",
         "spec",
         "state",
     )
@@ -145,6 +147,7 @@ class Instance:
         self.released: list[int] = []  # leases of read outputs, to ride on the next Execute
         self.asks_ready = False  # the model has is_ready
         self.barred = False  # the rate limiter does not let it execute now
+        self.sink_of: Callable[[int], ReplySink] | None = None  # if another broker has started it: of its requests
         self.shared = False  # it proved that it shares our shared memory
         self.hopeless = False  # its last process did not come up, or the next one has long to wait: until READY
         self.answered = False  # its present process has, at least once

@@ -77,11 +77,12 @@ class IsLeaving(NamedTuple):
 
 
 class IsGone(NamedTuple):
-    """``lost``: it has not said that it would go, or not waited until it could."""
+    """``lost``: it has not said that it would go, or not waited until it could. ``again``: it is joining anew."""
 
     member: Member
     lost: bool
     cause: str
+    again: bool = False
 
 
 class WasRefused(NamedTuple):
@@ -146,7 +147,7 @@ class Membership:
         outcomes: list[Outcome] = []
         former = self._members.get(service)
         if former is not None and former.state is not MemberState.WELCOMED:
-            outcomes += self._remove(former, True, "it has joined again")
+            outcomes += [gone._replace(again=True) for gone in self._remove(former, True, "it joins again")]
         self._members[service] = Member(join, now)
         welcome = self._welcome()
         self.domains.add(service, join.probe, join.nonce)
@@ -211,9 +212,9 @@ class Membership:
     def expel(self, service: str, cause: str) -> list[Outcome]:
         """It cannot be reached, or has broken the protocol."""
         member = self._members.get(service)
-        return [] if member is None else self._remove(member, True, cause)
+        return [] if member is None else [*self._remove(member, True, cause)]
 
-    def _remove(self, member: Member, lost: bool, cause: str) -> list[Outcome]:
+    def _remove(self, member: Member, lost: bool, cause: str) -> list[IsGone]:
         del self._members[member.service]
         self.domains.remove(member.service)
         if member.state is MemberState.WELCOMED:

@@ -46,6 +46,7 @@ from protocol.services import (
 log = structlog.get_logger()
 
 _PATIENCE_NS = 1_500_000_000
+_LEFT_S = 15.0
 _EARLY_S = 15.0  # after the start no gateway is still to come that a former broker has known
 SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
 
@@ -74,6 +75,13 @@ class _Gateway:
         self.frames: list[memoryview | bytes] = []
         self.released: list[int] = []
         self.held: dict[int, deque[_Answer]] = {}  # by request; the first of each waits for its bytes
+
+
+class _Left(NamedTuple):
+    """What a gateway that is lost has on lease: its own again if it joins in time."""
+
+    unread: set[tuple[str, int]]
+    until_s: float
 
 
 class _Sink:
@@ -120,6 +128,7 @@ class RemoteGateways:
         self._send_to = send
         self._gateways: dict[str, _Gateway] = {}
         self._by_series: dict[int, _Gateway] = {}  # the same
+        self._left: dict[str, _Left] = {}
         self._known: set[str] = set()  # gateways that were lost before: what they had then is cancelled
         self._unanswered = UnansweredRequests(_PATIENCE_NS)
         self._early: dict[int, list[_Answer]] = {}  # answers to requests that their gateway has still to name
@@ -138,6 +147,9 @@ class RemoteGateways:
 
     def joined(self, member: Member) -> None:
         gateway = _Gateway(member)
+        left = self._left.pop(member.service, None)
+        if left is not None:
+            gateway.unread = left.unread
         self._gateways[member.service] = self._by_series[gateway.series] = gateway
         self._catalogues.joined(member)
 
@@ -145,8 +157,8 @@ class RemoteGateways:
         """By the bits of Request.id that say whose it is: the domain of the gateway."""
         return {gateway.series: gateway.domain for gateway in self._gateways.values()}
 
-    def gone(self, service: str) -> None:
-        """Nobody wants its requests any more, nor what it has had on lease."""
+    def gone(self, service: str, lost: bool) -> None:
+        """Nobody wants its requests any more. One that is ``lost`` may still be writing what it has on lease."""
         gateway = self._gateways.pop(service, None)
         self._catalogues.gone(service)
         self._unanswered.forget(service)
@@ -158,8 +170,14 @@ class RemoteGateways:
         for id in list(gateway.living):
             self._server.cancel(id)
         for held in gateway.held.values():
-            gateway.unread.update((one.origin, one.response.lease) for one in held if one.response.lease)
-        for origin, lease in gateway.unread:
+            self._release((one.origin, one.response.lease) for one in held if one.response.lease)
+        if lost:
+            self._left[service] = _Left(gateway.unread, self._loop.time() + _LEFT_S)
+        else:
+            self._release(gateway.unread)
+
+    def _release(self, leases: Iterable[tuple[str, int]]) -> None:
+        for origin, lease in leases:
             self._server.release(origin, lease)
 
     # --- what they say ----------------------------------------------------------------------------------------------
@@ -190,6 +208,8 @@ class RemoteGateways:
             if lease in gateway.unread:
                 gateway.unread.remove(lease)
                 self._server.release(*lease)
+            elif service not in self._known and self._server.core.is_adopted(lease[0]):
+                self._server.release(*lease)  # it has it by way of an earlier broker
 
     def ask(self, service: str, message: Ask) -> None:
         """Never raises: what cannot be told is told so."""
@@ -269,6 +289,8 @@ class RemoteGateways:
             for id in kept:
                 for answer in self._early.pop(id, ()):
                     self.answer(gateway, answer)
+        for service in [one for one, left in self._left.items() if left.until_s <= self._loop.time()]:
+            self._release(self._left.pop(service).unread)
         if self._early and self._loop.time() >= self._ends_s:
             early, self._early = self._early, {}
             for answers in early.values():

@@ -193,21 +193,21 @@ class ServiceBus:
         self._follow(self._membership.dismiss(host))
 
     def _gone(self, gone: IsGone) -> None:
-        member, lost, cause = gone
+        member, lost, cause, again = gone
         service, join = member.service, member.join
         if lost:
             log.error("a service is lost", role=join.role, name=join.name, service=service, cause=cause)
         else:
             log.info("a service has left", role=join.role, name=join.name, service=service)
         if member.is_gateway:
-            self._gateways.gone(service)
+            self._gateways.gone(service, lost)
             self._stubs.gateway_domains = self._gateways.series()
         elif service in self._hosts:
             self._hosts.remove(service)
             self._server.post(HostLost(service))
             self._stubs.host_lost(service)
         self.fetches.gone(service)
-        if lost:
+        if lost and not again:
             self._link.drop(service)
 
     def _tick(self) -> None:

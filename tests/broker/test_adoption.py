@@ -111,6 +111,12 @@ def test_what_a_stub_holds_is_answered_when_it_has_executed_it(bench):
     assert bench.batches("7.2")[0].id > 4
 
 
+def test_inputs_that_a_model_has_kept_are_given_back_though_another_broker_told_the_answer(bench):
+    bench.join(held())
+    bench.results("7.2", released=[17])
+    assert bench.old[17].inputs_released == 1
+
+
 def test_if_the_stub_dies_what_it_held_fails_or_goes_on_as_ever(bench):
     bench.join(held(batches=[(3, [11])]))
     bench.die("7.2", inside=3)

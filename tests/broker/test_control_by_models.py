@@ -21,7 +21,7 @@ def serving():
 def test_a_model_loads_another_one_and_is_told(serving):
     key = serving.only()
     serving.says(key, "load", "other", config="{}", files={"file:1/model.py": b"x"})
-    assert serving.polls[0][1:] == ("other", Override("{}", {"file:1/model.py": b"x"}))
+    assert serving.polls[0][1:3] == ("other", Override("{}", {"file:1/model.py": b"x"}))
     serving.found()
     assert serving.told(key) == []
     serving.bring_up()
