@@ -124,6 +124,18 @@ def test_prometheus_looks_for_services_that_there_are() -> None:
     assert environment["networks"]["default"]["aliases"] == ["stub"]
 
 
+def test_the_balancer_hands_each_port_on_to_the_same_one_of_the_gateways() -> None:
+    config = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    sections = dict(re.findall(r"^((?:frontend|backend) \w+)\n((?:    .*\n)+)", config, re.MULTILINE))
+    for name, port in (("http", "8000"), ("grpc", "8001")):
+        assert f"bind :{port}" in sections[f"frontend {name}"]
+        assert f"default_backend {name}" in sections[f"frontend {name}"]
+        assert f"gateway:{port}" in sections[f"backend {name}"]
+        assert "/health/ready" in sections[f"backend {name}"] and "port 8002" in sections[f"backend {name}"]
+    balancer = services(DEPLOY / "compose.gateways.yaml")["balancer"]
+    assert balancer["ports"] == services(DEPLOY / "compose.yaml")["gateway"]["ports"]
+
+
 def test_the_image_has_every_package_of_the_wheel() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
