@@ -3,6 +3,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from metrics.broker_record import BrokerRecord
 from metrics.cache_record import CacheRecord
 from metrics.catalogue import CATALOGUE
 from metrics.custom import CustomMetrics
@@ -16,7 +17,7 @@ from metrics.stub_host_record import StubHostRecord
 HOST = HostSample(
     cpu_utilization=0.25, memory_total_bytes=2**34, memory_used_bytes=2**33, shm_total_bytes=2**30, shm_used_bytes=5
 )
-OF_OTHER_SERVICES = ("tensorbus_gateway_", "tensorbus_stub_host_")
+OF_OTHER_SERVICES = ("tensorbus_gateway_", "tensorbus_stub_host_", "tensorbus_broker_")
 OF_A_SERVER = [family for family in CATALOGUE if not family.name.startswith(OF_OTHER_SERVICES)]
 PER_MODEL = ("nv_inference_", "nv_model_", "tensorbus_")
 
@@ -175,6 +176,19 @@ def test_a_gateway_without_a_broker_of_its_own_shows_its_half_and_the_way_to_the
         "tensorbus_gateway_broker_up 1",
         "tensorbus_gateway_pending_requests 1",
         "tensorbus_gateway_rejoins_total 0",
+    ]
+
+
+def test_a_broker_shows_who_has_joined_and_what_it_still_owes() -> None:
+    broker = BrokerRecord()
+    broker.gateways, broker.stub_hosts, broker.instances, broker.waiting, broker.fetches = 1, 2, 3, 4, 5
+    lines = render([], HostSample(), 0, broker=broker).splitlines()
+    assert [line for line in lines if line.startswith("tensorbus_broker_")] == [
+        "tensorbus_broker_gateways 1",
+        "tensorbus_broker_stub_hosts 2",
+        "tensorbus_broker_instances 3",
+        "tensorbus_broker_waiting_requests 4",
+        "tensorbus_broker_fetches_total 5",
     ]
 
 
