@@ -189,6 +189,8 @@ class RemoteGateways:
         for request, count in message.requests:
             if request.id >> COUNTER_BITS != gateway.series or request.id in gateway.living:
                 raise ProtocolError(f"request id {request.id} is not free for its gateway")
+            if not 0 <= count <= len(frames) - start:
+                raise ProtocolError("requests with other frames than they say")
             own = frames[start : start + count]
             start += count
             if any(not isinstance(one.place, Handle) and not 0 <= one.place < count for one in request.inputs):

@@ -20,6 +20,7 @@ from broker.queue import Frames
 from broker.router import Unreachable
 from broker.stubs import Heard, replace_handles
 from protocol.codec import encode
+from protocol.errors import ProtocolError
 from protocol.messages import FAILED, Answered, Execute, Failed, Handle, TensorRef, ToStub
 from protocol.services import (
     COUNTER_BITS,
@@ -127,8 +128,11 @@ class RemoteStubs:
     # --- what they say ----------------------------------------------------------------------------------------------
 
     def from_stubs(self, host: str, message: FromStubs, frames: list[memoryview]) -> None:
+        """Raises ProtocolError."""
         start = 0
         for key, header, count in message.messages:
+            if not 0 <= count <= len(frames) - start:
+                raise ProtocolError("messages of stubs with other frames than they say")
             if self._hosts.get(_process(key)) == host:
                 self._heard(key, memoryview(header), frames[start : start + count])
             start += count
