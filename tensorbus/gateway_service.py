@@ -147,6 +147,8 @@ class GatewayService:
             self._bus.heard(message, frames)
 
     def on_refused(self, reason: str) -> None:
+        if self.is_over.is_set():  # it was asked twice before it answered
+            return
         if not reason.startswith(ID_IN_USE):
             log.error("the broker refuses this gateway", reason=reason)
             self.is_over.set()

@@ -202,6 +202,8 @@ class StubHost:
         do(message, frames)
 
     def on_refused(self, reason: str) -> None:
+        if self.is_over.is_set():  # it was asked twice before it answered
+            return
         if not reason.startswith(ID_IN_USE):
             log.error("the broker refuses this stub host", reason=reason)
             self.is_over.set()

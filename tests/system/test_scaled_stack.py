@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.system.conftest import Background, Repository, eventually
-from tests.system.scaled_stack import ScaledStack, ready, scaled_stack
+from tests.system import several_hosts
+from tests.system.conftest import ROOT, Background, Repository, eventually, together
+from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 
 COUNTING = """
 def initialize(self, args):
@@ -68,15 +68,76 @@ def test_services_may_be_started_in_any_order(stack, tmp_path):
     assert gateway.post("identity", [4]).data == [4]
 
 
-def test_tensors_go_by_shared_memory_where_all_share_it_and_by_frames_where_not(stack, tmp_path):
-    stack.broker()
+def requests_by(gateway: Service, path: str) -> int:
+    start = f'tensorbus_gateway_requests_total{{path="{path}"}} '
+    (line,) = [line for line in gateway.exposition() if line.startswith(start)]
+    return int(line.removeprefix(start))
+
+
+def with_its_own_shm(command: Sequence[str]) -> list[str]:
+    """As in a container that nobody has told to share."""
+    script = 'mount -t tmpfs -o size=1g,mode=1777 tmpfs /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
+
+
+def random_tensors_come_back(gateway: Service, count: int = 20) -> None:
+    rng = np.random.default_rng()
+    for _ in range(count):
+        array = rng.random(1_000_000, dtype=np.float32)
+        assert np.array_equal(gateway.post_binary("identity", array).array, array)
+
+
+@pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not())
+def test_tensors_go_by_shared_memory_where_all_share_it_and_by_frames_where_not(stack):
+    broker = stack.broker()
     stack.stub_host()
     gateway = ready(stack.gateway(), "identity")
-    gateway.post("identity", [1])
-    eventually(lambda: 'tensorbus_gateway_requests_total{path="shm"} 1' in gateway.exposition())
-    elsewhere = tmp_path / "shm"
-    elsewhere.mkdir()
-    subprocess.run(["true"], check=True)
+    random_tensors_come_back(gateway)
+    assert (requests_by(gateway, "shm"), requests_by(gateway, "frames")) == (20, 0)
+    apart = stack.stub_host(place=with_its_own_shm)
+    eventually(lambda: apart.stubs("identity"), 20)
+    eventually(lambda: gateway.post("identity", [1]).data == [1] and requests_by(gateway, "frames") > 0, 20)
+    random_tensors_come_back(gateway)
+    together(4, [lambda: random_tensors_come_back(gateway, 5)] * 4)  # both hosts are busy
+    assert requests_by(gateway, "frames") >= 40
+    assert len(broker.lines("a service has joined", "role=stub")) == 2
+    assert apart.terminate() == 0
+    by_frames = requests_by(gateway, "frames")
+    eventually(lambda: gateway.post("identity", [1]).data == [1] and requests_by(gateway, "shm") > 22, 20)
+    random_tensors_come_back(gateway)
+    assert requests_by(gateway, "frames") <= by_frames + 20
+
+
+@pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not())
+def test_a_gateway_that_shares_no_memory_is_served_by_frames(stack):
+    broker = stack.broker()
+    stack.stub_host()
+    gateway = stack.gateway(place=with_its_own_shm)
+    ready(gateway, "identity")
+    random_tensors_come_back(gateway)
+    assert (requests_by(gateway, "shm"), requests_by(gateway, "frames")) == (0, 20)
+    assert len(broker.lines("a service has joined", "role=gateway", "shares_memory=False")) == 1
+
+
+@pytest.mark.parametrize("kind", ["gateway", "stub"])
+def test_a_service_of_another_cluster_is_refused_and_both_say_so(stack, kind):
+    broker = stack.broker("--cluster-id=here")
+    start = stack.gateway if kind == "gateway" else stack.stub_host
+    service = start("--cluster-id=there", wait=False)
+    assert service.wait(20) == 1
+    assert len(service.lines("cluster id 'there' is not the broker's")) == 1
+    assert len(broker.lines("a service was refused", f"role={kind}", "cluster id 'there'")) == 1
+
+
+def test_a_service_that_speaks_an_older_protocol_is_refused_and_both_say_so(stack, tmp_path):
+    broker = stack.broker()
+    older = tmp_path / "older" / "sitecustomize.py"
+    older.parent.mkdir()
+    older.write_text("import protocol.services\nprotocol.services.VERSION = 0\n")
+    service = stack.gateway(wait=False, environ={"PYTHONPATH": f"{older.parent}:{ROOT}"})
+    assert service.wait(20) == 1
+    assert len(service.lines("protocol version 0 is not the broker's")) == 1
+    assert len(broker.lines("a service was refused", "protocol version 0")) == 1
 
 
 def test_a_host_that_joins_takes_work_and_one_that_leaves_fails_nothing(repository, stack):
