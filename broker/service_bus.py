@@ -44,6 +44,7 @@ from protocol.services import (
 log = structlog.get_logger()
 
 _TICKS_IN_A_BEAT = 2
+_MAX_REFUSED = 1000
 
 
 class Link(Protocol):
@@ -64,13 +65,14 @@ class ServiceBus:
         self._membership = membership
         self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
         self._timer: asyncio.TimerHandle | None = None
+        self._refused: set[tuple[str, str]] = set()  # names and reasons that the log has
         self._hosts: set[str] = set()  # that have said what they hold
         self._outcomes: dict[type, Callable[[Any], object]] = {
             Tell: lambda tell: self.send(tell.service, tell.message, ()),
             HasJoined: self._joined,
             IsLeaving: self._leaves,
             IsGone: self._gone,
-            WasRefused: self._refused,
+            WasRefused: self._refuse,
         }
         self.fetches = Fetches(lambda service, message: self.send(service, message, ()))
 
@@ -163,9 +165,14 @@ class ServiceBus:
         for outcome in outcomes:
             self._outcomes[type(outcome)](outcome)
 
-    @staticmethod
-    def _refused(refused: WasRefused) -> None:
+    def _refuse(self, refused: WasRefused) -> None:
+        """Told once: it asks again and again."""
         join = refused.join
+        if (join.name, refused.reason) in self._refused:
+            return
+        if len(self._refused) >= _MAX_REFUSED:
+            self._refused.clear()
+        self._refused.add((join.name, refused.reason))
         log.warning("a service was refused", role=join.role, name=join.name, cause=refused.reason)
 
     def _joined(self, joined: HasJoined) -> None:
