@@ -27,9 +27,12 @@ DOCKER = os.environ.get("DOCKER", "docker")
 SERVICES = ("broker", "gateway", "stub", "prometheus")
 
 MODEL = """
-import os, socket
+import os, socket, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+
+SLOW = 1000
 
 
 class TritonPythonModel:
@@ -37,6 +40,8 @@ class TritonPythonModel:
         return [self.answer(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()) for request in requests]
 
     def answer(self, values):
+        if values[0] > SLOW:
+            time.sleep(10)
         where = np.array([f"{socket.gethostname()}/{os.getpid()}"], dtype=object)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values * 2), pb_utils.Tensor("WHERE", where)])
 """
@@ -50,6 +55,7 @@ output [
 instance_group [{ kind: KIND_CPU count: 2 }]
 """
 
+SLOW = 1001.0  # as the first value of a request: it takes ten seconds
 SIZES = (16, 40_000)  # floats of a request: beside the header, and in memory of its own
 
 T = TypeVar("T")
