@@ -1,4 +1,4 @@
-"""What a request costs the broker, by how many models are loaded and how many requests wait.
+"""What a request costs the broker, by how many models and instances there are and how many requests wait.
 
     python -m benchmarks.broker_scale [--requests 20000]
 
@@ -49,14 +49,16 @@ class _Sink:
 
 
 class Stand:
-    """A core with models "0", "1" ... of one instance each, whose stubs keep what they get until told to answer."""
+    """A core with models "0", "1" ... of one instance each, unless ``fields`` of their sources say otherwise. What the
+    stubs get they keep until told to answer."""
 
     def __init__(self, models: int, ensemble: bool = False, **fields: object) -> None:
         settings = BrokerSettings("ipc://x", "/x", auto_complete=False)
         self.core = Core(settings, Recorder(), Handle("s", 128, 32), _NONCE, 0)
         self.now = 10**9
         self.held: dict[str, list[Execute]] = {}  # by key of a stub
-        self.keys: list[str] = []  # by model
+        self.keys: list[str] = []  # of the instances of each model in turn
+        self.busy: dict[str, None] = {}  # stubs that hold something, in the order in which they got it
         self._last = 0
         self._sink = _Sink()
         sources = [_source(str(number), **fields) for number in range(models)]
@@ -83,6 +85,7 @@ class Stand:
         for action in actions:
             if type(action) is Send and type(action.message) is Execute and action.message.batches:
                 self.held[action.key].append(action.message)
+                self.busy[action.key] = None
             elif type(action) is Spawn:
                 self.keys.append(action.key)
                 self.held[action.key] = []
@@ -96,6 +99,7 @@ class Stand:
     def answer(self, key: str) -> int:
         """All that the stub holds; how many requests that was."""
         messages, self.held[key] = self.held[key], []
+        self.busy.pop(key, None)
         if not messages:
             return 0
         executed = [
@@ -107,12 +111,12 @@ class Stand:
         return sum(len(one.responses) for one in executed)
 
 
-def _source(name: str, timeout_us: int = 0, delay_us: int = 0, batch: int = 0) -> VersionSource:
+def _source(name: str, timeout_us: int = 0, delay_us: int = 0, batch: int = 0, instances: int = 1) -> VersionSource:
     message = ModelConfigMessage(name=name, backend="python", max_batch_size=batch or 1)
     if batch:
         message.dynamic_batching.max_queue_delay_microseconds = delay_us
         message.dynamic_batching.default_queue_policy.default_timeout_microseconds = timeout_us
-    message.instance_group.add(count=1, name=name)
+    message.instance_group.add(count=instances, name=name)
     for io in (message.input.add(), message.output.add()):
         io.name, io.data_type, io.dims[:] = "X", 11, [4]
     return VersionSource(name, 1, f"/{name}", from_message(message))
@@ -226,6 +230,35 @@ def flows(depth: int, requests: int) -> Iterator[int]:
     yield seen
 
 
+def idle_instances(count: int, requests: int, **fields: object) -> Iterator[int]:
+    """Of one model, of which one has something to do."""
+    yield from _one_by_one(Stand(1, instances=count, **fields), 1, requests)
+
+
+def busy_instances(count: int, requests: int, **fields: object) -> Iterator[int]:
+    """Of one model, which all have something to do while more waits; one after the other answers."""
+    yield from _one_by_one(Stand(1, instances=count, **fields), count + 10, requests)
+
+
+def busy_instances_batched(count: int, requests: int) -> Iterator[int]:
+    yield from busy_instances(count, requests, batch=8)
+
+
+def _one_by_one(stand: Stand, waiting: int, requests: int) -> Iterator[int]:
+    for _ in range(waiting):
+        stand.submit("0")
+    stand.turn()
+    yield 0
+    seen = 0
+    while seen < requests:
+        answered = stand.answer(next(iter(stand.busy)))
+        for _ in range(answered):
+            stand.submit("0")
+        stand.turn()
+        seen += answered
+    yield seen
+
+
 def _turns(stand: Stand, models: Iterator[str], requests: int) -> Iterator[int]:
     """One comes for each that is answered."""
     stand.turn()
@@ -247,11 +280,14 @@ class Axis(NamedTuple):
     sizes: tuple[int, ...]
 
 
-MODELS, DEPTHS = (1, 10, 100), (1, 1_000, 10_000)
+MODELS, DEPTHS, INSTANCES = (1, 10, 100), (1, 1_000, 10_000), (2, 50, 500)
 AXES = (
     Axis("models loaded, one used", one_model, MODELS),
     Axis("models loaded, all used", every_model, MODELS),
     Axis("models loaded, a batch of each delayed", every_model_delayed, MODELS),
+    Axis("instances, one busy", idle_instances, INSTANCES),
+    Axis("instances, all busy", busy_instances, INSTANCES),
+    Axis("instances, all busy, batched", busy_instances_batched, INSTANCES),
     Axis("requests waiting", queue, DEPTHS),
     Axis("requests waiting, batched", batching, DEPTHS),
     Axis("requests waiting, with time-outs", time_outs, DEPTHS),

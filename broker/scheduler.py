@@ -9,6 +9,7 @@ execution, which may itself come to wait for that model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from broker.batcher import cut
@@ -40,18 +41,22 @@ def assign(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
         return _assign_batches(version, settings, now)
     alone = len(version.instances) == 1 and settings.rate_limits is None
     assignments = []
-    for instance in _takers(version):
-        room = instance.room(settings) if alone else 1 - len(instance.outstanding)
-        batches = _take(version, room, len(instance.outstanding))
-        if batches:
-            assignments.append(Assignment(instance, batches))
+    for instance in _takers(version, busy=alone):
+        batches = _take(version, instance.room(settings) if alone else 1, len(instance.outstanding))
+        if not batches:  # nothing waits that it may have, nor another one
+            break
+        assignments.append(Assignment(instance, batches))
     return Round(assignments)
 
 
-def _takers(version: ModelVersion) -> list[Instance]:
-    return [
-        one for one in version.instances if one.state is InstanceState.READY and not one.spec.passive and not one.barred
-    ]
+def _takers(version: ModelVersion, busy: bool) -> Iterator[Instance]:
+    """Those that are idle, and with ``busy`` the others, too. There may be hundreds, of which most are neither looked
+    at nor idle."""
+    for one in version.instances:
+        if one.outstanding and not busy:
+            continue
+        if one.state is InstanceState.READY and not one.spec.passive and not one.barred:
+            yield one
 
 
 def _assign_batches(version: ModelVersion, settings: BrokerSettings, now: int) -> Round:
@@ -63,9 +68,9 @@ def _assign_batches(version: ModelVersion, settings: BrokerSettings, now: int) -
             return Round(assignments)
         version.held_back = 0
     leads = version.may_lead and len(version.instances) == 1 and settings.rate_limits is None
-    for instance in _takers(version):
+    for instance in _takers(version, busy=leads):
         if instance.outstanding:
-            due_ns = instance.next_due_ns() if leads else 0
+            due_ns = instance.next_due_ns()
             if due_ns > now:
                 return Round(assignments, due_ns)
             if not due_ns:
