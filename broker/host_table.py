@@ -33,7 +33,11 @@ class HostTable:
 
     def running(self, model: str) -> list[str]:
         """The hosts that run a model."""
-        return [name for name, host in self._hosts.items() if any(fnmatchcase(model, one) for one in host.models)]
+        return [host for host in self._hosts if self.runs(host, model)]
+
+    def runs(self, host: str, model: str) -> bool:
+        """``host`` is in the table."""
+        return any(fnmatchcase(model, one) for one in self._hosts[host].models)
 
     def gpus(self, model: str) -> list[int]:
         """The CUDA device ids that all hosts of a model have."""

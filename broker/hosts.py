@@ -63,15 +63,19 @@ class Hosts:
                     actions += self._load(model, now)
         actions += self._startup.resume(now)
         for version in self._registry.serving():
-            actions += self.fill(version, now)
+            if self._table.runs(event.host, version.name):
+                actions += self._fill(version, [event.host], now)
         return actions
 
     def fill(self, version: ModelVersion, now: int) -> list[Action]:
         """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""
+        return self._fill(version, self._table.running(version.name), now)
+
+    def _fill(self, version: ModelVersion, hosts: list[str], now: int) -> list[Action]:
         actions: list[Action] = []
         if version.plan is not None or version.update is not None:  # fills up once it is over
             return actions
-        for host in self._table.running(version.name):
+        for host in hosts:
             there = [one for one in (*version.instances, *version.arriving) if one.host == host]
             missing, surplus = compare(there, version.config.instances)
             actions += self._startup.arrive(version, missing, host, now)
