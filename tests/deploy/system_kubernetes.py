@@ -93,23 +93,24 @@ class TestAcrossNodes:
             load.stop()
         assert load.failures == []
 
-    def test_a_broker_that_is_killed_finds_its_instances_again(self, release: Release) -> None:
+    def test_a_broker_is_replaced_and_nothing_else_is(self, release: Release) -> None:
+        release.scale(2)
         load = Load(release)
         try:
             load.await_more(100)
-            places = set(load.places)
-            release.kubectl(
-                "delete", "pod", "--grace-period=0", "--force", f"{release.pods('broker')[0]['metadata']['name']}"
-            )
+            (broker,) = release.pods("broker")
+            release.kubectl("delete", "pod", broker["metadata"]["name"])
             release.kubectl("rollout", "status", "deployment", f"{NAME}-broker", "--timeout=180s")
             eventually(lambda: release.metric("broker", "tensorbus_broker_gateways") == 2, 60, "gateways joined again")
-            load.failures.clear()
             load.places.clear()
+            eventually(lambda: len(load.hosts) == 2, 60, "answers of both hosts")
+            load.failures.clear()
             load.await_more(200)
         finally:
             load.stop()
         assert load.failures == []
-        assert set(load.places) == places
+        others = [status for pod in release.pods() for status in pod["status"]["containerStatuses"]]
+        assert [each["restartCount"] for each in others] == [0] * 5
 
 
 class TestOnASharedHost:

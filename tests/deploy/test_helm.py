@@ -213,11 +213,10 @@ def test_there_is_one_broker_and_never_two(documents: Documents) -> None:
 
 
 def test_pods_have_the_time_to_end_what_they_hold(documents: Documents) -> None:
-    for _, pod in deployments(documents):
-        container = the_container(pod)
-        (exit_timeout,) = [each.partition("=")[2] for each in container["args"] if "--exit-timeout-secs" in each]
-        before = int(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["", 0])[1])
-        assert pod["terminationGracePeriodSeconds"] > int(exit_timeout) + before
+    for component, pod in deployments(documents):
+        times = [int(each) for each in re.findall(r"--exit-[a-z]+-secs=(\d+)", " ".join(the_container(pod)["args"]))]
+        assert len(times) == (2 if component == "gateway" else 1)
+        assert pod["terminationGracePeriodSeconds"] > sum(times)
 
 
 def test_what_selects_pods_selects_those_of_one_component(documents: Documents) -> None:
