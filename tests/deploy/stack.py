@@ -25,6 +25,7 @@ from tests.deploy.files import DEPLOY, ROOT
 
 DOCKER = os.environ.get("DOCKER", "docker")
 SERVICES = ("broker", "gateway", "stub", "prometheus")
+SERVICES_OF = {"compose.gateways.yaml": ["balancer"], "compose.environment.yaml": ["stub-environment"]}
 
 MODEL = """
 import os, socket, time
@@ -73,11 +74,13 @@ def why_not() -> str:
     return ""
 
 
-def make_repository(path: Path) -> Path:
-    version = path / "double" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL)
-    (version.parent / "config.pbtxt").write_text(CONFIG)
+def make_repository(path: Path, **preambles: str) -> Path:
+    """With the model ``double``, and others that do the same after lines of their own."""
+    for name, preamble in {"double": "", **preambles}.items():
+        version = path / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(preamble + MODEL)
+        (version.parent / "config.pbtxt").write_text(CONFIG)
     for each in (path, *path.rglob("*")):  # the services run as a user of their own
         each.chmod(0o755 if each.is_dir() else 0o644)
     return path
@@ -104,7 +107,7 @@ def _free_port() -> int:
 class Stack:
     """One project of compose. ``scale`` says how many there are of each service; one unless it does."""
 
-    def __init__(self, project: str, models: Path, *overrides: str) -> None:
+    def __init__(self, project: str, models: Path, *overrides: str, **variables: str) -> None:
         files = ["compose.yaml", *overrides]
         self._command = [
             DOCKER,
@@ -120,8 +123,9 @@ class Stack:
             **os.environ,
             **{name: str(port) for name, port in self._ports.items()},
             "TENSORBUS_MODELS": str(models),
+            **variables,
         }
-        self._services = [*SERVICES, *(["balancer"] if "compose.gateways.yaml" in overrides else [])]
+        self._services = [*SERVICES, *(service for name in overrides for service in SERVICES_OF.get(name, ()))]
         self.http, self.grpc, self.prometheus = (f"127.0.0.1:{port}" for port in self._ports.values())
 
     def compose(self, *arguments: str, timeout_s: float = 300.0) -> str:
@@ -138,6 +142,11 @@ class Stack:
         eventually(
             lambda: self._get(f"http://{self.http}/v2/models/double/ready", 5.0) is not None, 60.0, "model ready"
         )
+
+    def kill(self, service: str) -> None:
+        """One of its containers."""
+        container = self.compose("ps", "--quiet", service).split()[0]
+        subprocess.run([DOCKER, "kill", "--signal", "KILL", container], check=True, capture_output=True)
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "60")
@@ -186,8 +195,8 @@ class Load:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         kinds = [(http, stack.http)] * http_clients + [(grpc, stack.grpc)] * grpc_clients
-        self._threads = [threading.Thread(target=self._run, args=(*kind, seed)) for seed, kind in enumerate(kinds)]
-        for thread in self._threads:
+        self.threads = [threading.Thread(target=self._run, args=(*kind, seed)) for seed, kind in enumerate(kinds)]
+        for thread in self.threads:
             thread.start()
 
     @property
@@ -196,7 +205,7 @@ class Load:
 
     def stop(self) -> Load:
         self._stop.set()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(60)
         return self
 
@@ -218,12 +227,12 @@ class Load:
                         self.places[where] += 1
 
 
-def ask(module: Any, client: Any, values: np.ndarray[Any, Any]) -> tuple[str, str]:
+def ask(module: Any, client: Any, values: np.ndarray[Any, Any], model: str = "double") -> tuple[str, str]:
     """What is wrong with the answer ("" if nothing), and who gave it."""
     tensor = module.InferInput("IN", values.shape, "FP32")
     tensor.set_data_from_numpy(values)
     try:
-        answer = client.infer("double", [tensor])
+        answer = client.infer(model, [tensor])
     except Exception as error:
         return f"{type(error).__name__}: {error}", ""
     if not np.array_equal(answer.as_numpy("OUT"), values * 2):

@@ -1,6 +1,6 @@
 """The stack of compose.yaml as its users run it: ``make system-compose``. Needs Docker; takes some minutes.
 
-The image is built unless TENSORBUS_IMAGE names one. Grafana is left out: its dashboard is asked of Prometheus here.
+The images are built unless TENSORBUS_IMAGE names one. Grafana is left out: its dashboard is asked of Prometheus here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
     for parent in list(path.parents)[:2]:
         parent.chmod(0o755)
-    return make_repository(path)
+    made = make_repository(path / "plain")
+    make_repository(path / "environment", env_double="import simplejson, sys\nassert sys.version_info[:2] == (3, 12)\n")
+    return made
 
 
-def running(models: Path, project: str, *overrides: str) -> Iterator[Stack]:
-    stack = Stack(project, models, *overrides)
+def running(models: Path, project: str, *overrides: str, **variables: str) -> Iterator[Stack]:
+    stack = Stack(project, models, *overrides, **variables)
     try:
         if "TENSORBUS_IMAGE" not in os.environ:
-            stack.compose("build", "stub", timeout_s=800)
+            stack.compose("build", "stub", *(["stub-environment"] if variables else []), timeout_s=800)
         stack.up()
         yield stack
         wrong = [line for line in stack.logs().splitlines() if line.startswith("E") or "Traceback" in line]
@@ -62,6 +64,18 @@ def apart(models: Path) -> Iterator[Stack]:
 @pytest.fixture(scope="class")
 def balanced(models: Path) -> Iterator[Stack]:
     yield from running(models, "tensorbus-gateways", "compose.gateways.yaml")
+
+
+@pytest.fixture(scope="class")
+def with_an_environment(models: Path) -> Iterator[Stack]:
+    variables = {
+        "TENSORBUS_STUB_MODELS": "double",
+        "TENSORBUS_ENVIRONMENT_MODELS": "env_*",
+        "TENSORBUS_ENVIRONMENT_PYTHON": "3.12",
+        "TENSORBUS_ENVIRONMENT_REQUIREMENTS": "simplejson",
+    }
+    repository = models.with_name("environment")
+    yield from running(repository, "tensorbus-environment", "compose.environment.yaml", **variables)
 
 
 def answers_large_tensors(stack: Stack) -> None:
@@ -106,6 +120,19 @@ class TestWithSharedMemory:
 
     def test_no_alert_fires(self, shared: Stack) -> None:
         assert shared.query('ALERTS{alertstate="firing"}') == []
+
+    def test_a_stub_host_that_is_killed_takes_along_what_it_had_in_hand_and_no_more(self, shared: Stack) -> None:
+        shared.up(stub=2)
+        load = Load(shared)
+        try:
+            eventually(lambda: len(load.hosts) == 2, 60, "answers of both hosts")
+            shared.kill("stub")
+            load.await_more(300)
+        finally:
+            load.stop()
+        assert all("was lost, and the request with it" in failure for failure in load.failures), load.failures
+        assert len(load.failures) <= len(load.threads)
+        shared.up()
 
     def test_a_broker_that_is_killed_and_comes_back_finds_its_instances(self, shared: Stack) -> None:
         load = Load(shared)
@@ -163,3 +190,17 @@ class TestWithMoreGateways:
             load.stop()
         assert load.failures == []
         balanced.await_value("sum(nv_inference_request_success)", load.sent)
+
+
+class TestWithAnEnvironment:
+    def test_each_model_runs_on_the_hosts_that_are_for_it(self, with_an_environment: Stack) -> None:
+        stack = with_an_environment
+        with grpc.InferenceServerClient(stack.grpc) as client:
+            eventually(lambda: client.is_server_ready(), 60, "every model is ready")
+            answers = {model: ask(grpc, client, np.ones(9, np.float32), model) for model in ("double", "env_double")}
+        assert [problem for problem, _ in answers.values()] == ["", ""]
+        hosts = {model: where.partition("/")[0] for model, (_, where) in answers.items()}
+        containers = {name: stack.compose("ps", "--quiet", name).strip() for name in ("stub", "stub-environment")}
+        assert containers["stub"].startswith(hosts["double"])
+        assert containers["stub-environment"].startswith(hosts["env_double"])
+        stack.await_value('count(up{job="stub"} == 1)', 2)

@@ -16,7 +16,7 @@ import tomllib
 from tests.deploy.files import DEPLOY, ROOT, compose_files, load
 
 COMMANDS = {"gateway", "broker", "stub"}
-KEYS = ("broker-keys:/keys/broker", "service-keys:/keys/service")
+KEYS = ("broker-keys:/keys-of/broker", "service-keys:/keys-of/service")
 VARIABLE = re.compile(r"\$\{([A-Z_]+)")
 
 
