@@ -16,7 +16,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from broker.core import Core
-from broker.events import Action, ClientGone, Event, LoadModels, Send, Spawn, StubSaid, Submitted
+from broker.events import Action, ClientGone, Event, HostJoined, LoadModels, Send, Spawn, StubSaid, Submitted
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import BrokerSettings
@@ -52,21 +52,35 @@ class Stand:
     """A core with models "0", "1" ... of one instance each, unless ``fields`` of their sources say otherwise. What the
     stubs get they keep until told to answer."""
 
-    def __init__(self, models: int, ensemble: bool = False, **fields: object) -> None:
-        settings = BrokerSettings("ipc://x", "/x", auto_complete=False)
+    def __init__(self, models: int, ensemble: bool = False, hosts: int = 0, **fields: int) -> None:
+        """``hosts`` are stub hosts; without any all runs on the server's own."""
+        settings = BrokerSettings("ipc://x", "/x", auto_complete=False, hosted=hosts > 0)
         self.core = Core(settings, Recorder(), Handle("s", 128, 32), _NONCE, 0)
         self.now = 10**9
         self.held: dict[str, list[Execute]] = {}  # by key of a stub
         self.keys: list[str] = []  # of the instances of each model in turn
         self.busy: dict[str, None] = {}  # stubs that hold something, in the order in which they got it
-        self._last = 0
+        self._last = self._hosts = self._up = 0
         self._sink = _Sink()
         sources = [_source(str(number), **fields) for number in range(models)]
         if ensemble:
             sources.append(_ensemble("e", models))
         self.handle(LoadModels(sources))
         self.turn()
-        for key in self.keys:
+        self._bring_up()
+        for _ in range(hosts):
+            self.add_host()
+
+    def add_host(self) -> None:
+        self._hosts += 1
+        self.handle(HostJoined(str(self._hosts), ("*",)))
+        self.turn()
+        self._bring_up()
+
+    def _bring_up(self) -> None:
+        while self._up < len(self.keys):  # one that is up makes room for the next to load
+            key = self.keys[self._up]
+            self._up += 1
             self.handle(StubSaid(key, Hello(HELLO, VERSION, 1), ()))
             self.handle(StubSaid(key, Ready(READY, _NONCE, "segment"), ()))
         self.turn()
@@ -156,7 +170,7 @@ def every_model_delayed(models: int, requests: int) -> Iterator[int]:
     yield from _turns(stand, cycle(map(str, range(models))), requests)
 
 
-def queue(depth: int, requests: int, **fields: object) -> Iterator[int]:
+def queue(depth: int, requests: int, **fields: int) -> Iterator[int]:
     """So many wait all the time."""
     stand = Stand(1, **fields)
     for _ in range(depth):
@@ -230,12 +244,12 @@ def flows(depth: int, requests: int) -> Iterator[int]:
     yield seen
 
 
-def idle_instances(count: int, requests: int, **fields: object) -> Iterator[int]:
+def idle_instances(count: int, requests: int, **fields: int) -> Iterator[int]:
     """Of one model, of which one has something to do."""
     yield from _one_by_one(Stand(1, instances=count, **fields), 1, requests)
 
 
-def busy_instances(count: int, requests: int, **fields: object) -> Iterator[int]:
+def busy_instances(count: int, requests: int, **fields: int) -> Iterator[int]:
     """Of one model, which all have something to do while more waits; one after the other answers."""
     yield from _one_by_one(Stand(1, instances=count, **fields), count + 10, requests)
 
@@ -257,6 +271,15 @@ def _one_by_one(stand: Stand, waiting: int, requests: int) -> Iterator[int]:
         stand.turn()
         seen += answered
     yield seen
+
+
+def hosts(count: int, joins: int) -> Iterator[int]:
+    """One more joins, again and again."""
+    stand = Stand(2, hosts=count)
+    yield 0
+    for _ in range(max(1, joins // 200)):
+        stand.add_host()
+    yield max(1, joins // 200)
 
 
 def _turns(stand: Stand, models: Iterator[str], requests: int) -> Iterator[int]:
@@ -288,6 +311,7 @@ AXES = (
     Axis("instances, one busy", idle_instances, INSTANCES),
     Axis("instances, all busy", busy_instances, INSTANCES),
     Axis("instances, all busy, batched", busy_instances_batched, INSTANCES),
+    Axis("stub hosts, for each that joins", hosts, INSTANCES),
     Axis("requests waiting", queue, DEPTHS),
     Axis("requests waiting, batched", batching, DEPTHS),
     Axis("requests waiting, with time-outs", time_outs, DEPTHS),

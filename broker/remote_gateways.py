@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from protocol.services import (
     COUNTER_BITS,
     FATE,
     SAID,
-    STUB_HOST,
     Answers,
     Ask,
     Cancelled,
@@ -141,7 +140,9 @@ class RemoteGateways:
         }
         self._dirty: dict[_Gateway, None] = {}  # something leaves for them at the end of the turn; an ordered set
 
-    def start(self) -> None:
+    def start(self, hosts: Set[str]) -> None:
+        """``hosts`` are always those that have said what they hold."""
+        self._hosts = hosts
         self._loop = asyncio.get_running_loop()
         self._ends_s = self._loop.time() + _EARLY_S
 
@@ -281,7 +282,7 @@ class RemoteGateways:
 
     def settle(self) -> None:
         """Whenever a host has said what it holds, and from time to time."""
-        hosts = {member.service for member in self._membership.of_role(STUB_HOST)}
+        hosts = {member.service for member in self._membership.of_role(STUB_HOST)} if self._unanswered else set()
         for service, again, lost in self._unanswered.verdicts(hosts, time.monotonic_ns()):
             gateway = self._gateways[service]
             kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}

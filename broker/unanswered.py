@@ -31,6 +31,10 @@ class UnansweredRequests:
         self._handed: set[int] = set()  # to stubs, by an earlier broker
         self._questions: dict[str, _Question] = {}  # by gateway
 
+    def __bool__(self) -> bool:
+        """Whether any gateway waits for a verdict."""
+        return bool(self._questions)
+
     def handed(self, requests: Iterable[int]) -> None:
         """A host has them in its stubs."""
         self._handed.update(requests)
