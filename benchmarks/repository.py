@@ -13,6 +13,7 @@ _SIGNATURES = {
     "add_sub": (("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1"), 16),
     "identity": (("INPUT0",), ("OUTPUT0",), -1),
     "busy": (("INPUT0",), ("OUTPUT0",), 16),
+    "sleep": (("INPUT0",), ("OUTPUT0",), 16),
     "chain": (("INPUT0",), ("OUTPUT0",), -1),
     "repeat": (("INPUT0",), ("OUTPUT0",), 1),
     "batched": (("INPUT0",), ("OUTPUT0",), 16),

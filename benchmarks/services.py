@@ -16,15 +16,18 @@ from benchmarks.server import ROOT
 
 START_S = 60.0
 STOP_S = 20.0
+# With a /dev/shm of its own, as on another host; needs root.
+ALONE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
 
 
 class Service:
     """``tensorbus <kind>``, with a log that can be read while it runs."""
 
-    def __init__(self, kind: str, flags: Sequence[str], log: Path) -> None:
+    def __init__(self, kind: str, flags: Sequence[str], log: Path, place: Sequence[str] = ()) -> None:
+        """``place`` is a command that runs the one after it, elsewhere."""
         self.kind = kind
         self._log = log
-        command = [sys.executable, "-m", "tensorbus", kind, *flags]
+        command = [*place, sys.executable, "-m", "tensorbus", kind, *flags]
         with log.open("wb") as stream:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
         self._own = psutil.Process(self.process.pid)
@@ -51,6 +54,10 @@ class Service:
     def tree_cpu_s(self) -> float:
         """With its living children."""
         return sum(sum(one.cpu_times()[:2]) for one in [self._own, *self._own.children(recursive=True)])
+
+    def stubs(self) -> int:
+        """Processes of its models, and of what starts them."""
+        return len(self._own.children(recursive=True))
 
     def pss_bytes(self) -> int:
         return int(self._own.memory_full_info().pss)
@@ -88,8 +95,8 @@ class Services:
         self._logs = logs
         self._started: list[Service] = []
 
-    def start(self, kind: str, *flags: str) -> Service:
-        service = Service(kind, flags, self._logs / f"{len(self._started)}-{kind}.log")
+    def start(self, kind: str, *flags: str, place: Sequence[str] = ()) -> Service:
+        service = Service(kind, flags, self._logs / f"{len(self._started)}-{kind}.log", place)
         self._started.append(service)
         return service
 
