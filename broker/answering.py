@@ -45,13 +45,14 @@ class Answering:
         cache: ResponseCache,
         epoch_ms: int,
         max_unread: int,
+        first_number: int,
     ) -> None:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``max_unread`` is for Ensembles."""
         self._roster = roster
         self._releases = releases
         self._epoch_ms = epoch_ms
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
-        ids = count(-1, -1)
+        ids = count(-1 - first_number, -1)
         self.calls = Calls(registry, ids)
         self.ensembles = Ensembles(registry, ids, self, max_unread)
         self.caching = Caching(cache, registry, self)

@@ -108,7 +108,9 @@ class Core:
         self._releases = Releases(settings.release_delay_ns)
         kept = cache or ResponseCache("", CacheRecord(0))
         unread = settings.max_unread_bytes
-        self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms, unread)
+        self._answering = Answering(
+            self.registry, self._roster, self._releases, kept, epoch_ms, unread, settings.first_number
+        )
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._limiter = RateLimiter(settings.rate_limits) if settings.rate_limits is not None else None

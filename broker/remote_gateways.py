@@ -282,8 +282,7 @@ class RemoteGateways:
 
     def settle(self) -> None:
         """Whenever a host has said what it holds, and from time to time."""
-        hosts = {member.service for member in self._membership.of_role(STUB_HOST)} if self._unanswered else set()
-        for service, again, lost in self._unanswered.verdicts(hosts, time.monotonic_ns()):
+        for service, again, lost in self._unanswered.verdicts(self._hosts, time.monotonic_ns()):
             gateway = self._gateways[service]
             kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}
             gateway.living |= kept

@@ -95,7 +95,7 @@ class ServiceBus:
             Died: lambda service, message, frames: stubs.died(service, message),
             Holds: lambda service, message, frames: self._holds(service, message),
         }
-        gateways.start()
+        gateways.start(self._hosts)
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def close(self) -> None:

@@ -51,7 +51,8 @@ class BrokerSettings:
     backends: Mapping[str, Backend] = field(default_factory=dict)  # the Python-based ones, by name
     gpus: tuple[int, ...] = ()  # CUDA device ids that models may have
     hosted: bool = False  # instances run on stub hosts that join, not on the server's own
-    first_number: int = 0  # of instances and batches, higher than any of an earlier broker whose stubs may be alive
+    # Of instances, batches and, below 0, requests of models: beyond any of an earlier broker whose stubs may be alive.
+    first_number: int = 0
     train_ns: int = 1_000_000  # how much expected work the only instance of a model may hold
     train_requests: int = 32
     release_delay_ns: int = 100_000_000  # leases ride on the next message, or leave alone after this

@@ -36,9 +36,7 @@ def broker_settings(
         backends=backends,
         gpus=gpus,
         hosted=hosted,
-        first_number=time.time_ns() // 1_000_000
-        if hosted
-        else 0,  # a broker starts fewer batches than that in its life
+        first_number=time.time_ns() // 1000 if hosted else 0,  # no broker runs a million batches a second
         delay_scheduler=DelayScheduler(settings.delay_scheduler, settings.backlog_delay_scheduler),
         explains=lambda: current_settings().log_verbose_level >= 1,
     )
