@@ -80,6 +80,11 @@ class Release:
         self.kubectl("rollout", "status", "deployment", f"{NAME}-stub-all", "--timeout=180s")
         eventually(lambda: len(self.pods("stub")) == replicas, 120, f"{replicas} stub hosts")
 
+    def restart(self, name: str) -> None:
+        """Pod by pod; until all are new."""
+        self.kubectl("rollout", "restart", "deployment", f"{NAME}-{name}")
+        self.kubectl("rollout", "status", "deployment", f"{NAME}-{name}", "--timeout=180s")
+
     def pods(self, component: str = "") -> list[dict[str, Any]]:
         labels = f"app.kubernetes.io/instance={NAME}" + (
             f",app.kubernetes.io/component={component}" if component else ""

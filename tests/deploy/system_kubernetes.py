@@ -4,7 +4,10 @@ node, this machine, which has the image TENSORBUS_IMAGE (tensorbus:0.1.0) and fr
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
+from tensorbus.curve import make_keys
 from tests.deploy.release import NAME, Release, why_not
 from tests.deploy.stack import Load, ask, eventually, make_repository
 
@@ -85,13 +89,37 @@ class TestAcrossNodes:
         before = hosts(release)
         load = Load(release)
         try:
-            release.kubectl("rollout", "restart", "deployment", f"{NAME}-stub-all")
-            release.kubectl("rollout", "status", "deployment", f"{NAME}-stub-all", "--timeout=180s")
+            release.restart("stub-all")
             eventually(lambda: not before & hosts(release), 120, "the old hosts are gone")
             load.await_more(200)
         finally:
             load.stop()
         assert load.failures == []
+
+    def test_services_get_new_keys(self, release: Release, tmp_path: Path) -> None:
+        """As docs/deploy-kubernetes.md tells it."""
+        data = json.loads(release.kubectl("get", "secret", f"{NAME}-keys", "--output=json"))["data"]
+        (tmp_path / "also.pub").write_bytes(b64decode(data["service.pub"]))
+        release.kubectl(
+            "create", "secret", "generic", f"{NAME}-also-authorized", f"--from-file={tmp_path / 'also.pub'}"
+        )
+        make_keys(str(tmp_path / "new"))
+        new = {
+            name: b64encode((tmp_path / "new" / name).read_bytes()).decode() for name in ("service.key", "service.pub")
+        }
+        release.kubectl("patch", "secret", f"{NAME}-keys", "--patch", json.dumps({"data": new}))
+        keys = [
+            re.findall(r'public-key = "(.+)"', path.read_text())[0]
+            for path in (tmp_path / "also.pub", tmp_path / "new" / "service.pub")
+        ]
+        (broker,) = release.pods("broker")
+        show = ("exec", broker["metadata"]["name"], "--", "grep", "-Rh", "public-key", "/keys/authorized")
+        eventually(lambda: all(key in release.kubectl(*show) for key in keys), 180, "the broker's pod has both keys")
+        release.restart("stub-all")
+        release.restart("gateway")
+        release.kubectl("delete", "secret", f"{NAME}-also-authorized")
+        answers_large_tensors(release)
+        assert release.pods("broker")[0]["metadata"]["name"] == broker["metadata"]["name"]
 
     def test_a_broker_is_replaced_and_nothing_else_is(self, release: Release) -> None:
         release.scale(2)
