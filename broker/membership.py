@@ -35,6 +35,8 @@ from protocol.services import (
 
 IN_USE = "id in use"  # a reason that begins so has the service choose another one
 _ID_LENGTH = 8
+# A large request may keep a gateway's loop, and then the loss of its other requests would be the only harm that is done.
+_GATEWAY_SILENCES = 8
 
 
 class MemberState(Enum):
@@ -231,7 +233,7 @@ class Membership:
         for member in list(self._members.values()):
             if held_up:  # it is us who were silent: what has come meanwhile is heard first
                 member.heard_ns = max(member.heard_ns, now - self._silence_ns + self._beat_ns)
-            if now - member.heard_ns >= self._silence_ns:
+            if now - member.heard_ns >= self._silence_ns * _patience(member):
                 outcomes += self._remove(member, True, "it was not heard from any more")
             elif now - member.said_ns >= self._beat_ns:
                 outcomes.append(Tell(member.service, Beat(BEAT)))
@@ -244,6 +246,10 @@ class Membership:
         for service, member in self._members.items():
             assert service == member.service
             assert self.domains.of(service)
+
+
+def _patience(member: Member) -> int:
+    return _GATEWAY_SILENCES if member.is_gateway and member.state is not MemberState.WELCOMED else 1
 
 
 def _is_id(service: str) -> bool:

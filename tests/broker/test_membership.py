@@ -117,6 +117,13 @@ def test_silence_that_is_our_own_is_no_loss(members):
     assert any(isinstance(one, IsGone) for one in members.tick(SILENCE + BEAT + 1))
 
 
+def test_a_gateway_may_be_kept_from_speaking_by_a_large_request(members):
+    enter(members, A, GATEWAY)
+    for now in range(0, SILENCE * 8, BEAT):
+        assert not any(isinstance(one, IsGone) for one in members.tick(now))
+    assert any(isinstance(one, IsGone) for one in members.tick(SILENCE * 8))
+
+
 def test_a_beat_is_said_when_nothing_else_was(members):
     enter(members, A)
     members.said(A, 5)
