@@ -21,6 +21,7 @@ from tests.deploy.release import NAME, Release, why_not
 from tests.deploy.stack import Load, ask, eventually, make_repository
 
 reason = why_not()
+SHARED = Path("/dev/shm/tensorbus-system")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(reason), reason=reason)]
 
 
@@ -145,9 +146,8 @@ class TestOnASharedHost:
     @pytest.fixture(scope="class")
     def release(self, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         path = tmp_path_factory.mktemp("values")
-        yield from running(
-            "shared", models, path, placement={"sharedHost": True, "hostPath": "/dev/shm/tensorbus-system"}
-        )
+        yield from running("shared", models, path, placement={"sharedHost": True, "hostPath": str(SHARED)})
+        SHARED.rmdir()  # empty: nobody has left anything
 
     def test_large_tensors_go_by_shared_memory(self, release: Release) -> None:
         answers_large_tensors(release)
