@@ -310,7 +310,8 @@ class RemoteBus:
             self._knows_all = self._serves = True
             if self._outgoing or self._cancelled or self._read:
                 self._flush_soon()
-        self._hosts = message.hosts
+        # What is undecided may be in a host that has still to join this broker.
+        self._hosts = sorted({*self._hosts, *message.hosts}) if self._undecided else message.hosts
 
     def signature(self, model: str, version: int) -> Signature:
         self._refuse_unknowing()
