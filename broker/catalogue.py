@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from broker.membership import Member, Membership
@@ -30,6 +31,7 @@ class Catalogues:
         self._membership = membership
         self._send = send
         self._gateways: dict[str, _Told] = {}
+        self._is_due = False
 
     def joined(self, member: Member) -> None:
         self._gateways[member.service] = _Told(member.domain)
@@ -38,8 +40,15 @@ class Catalogues:
     def gone(self, service: str) -> None:
         self._gateways.pop(service, None)
 
+    def push_soon(self) -> None:
+        """At the end of this turn of the loop: before anybody is told that a model is loaded."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.push)
+
     def push(self) -> None:
         """Whenever something may have changed."""
+        self._is_due = False
         hosts = [member.service for member in self._membership.of_role(STUB_HOST)]
         by_domain: dict[str, Rows] = {}
         for service, told in self._gateways.items():

@@ -103,14 +103,13 @@ class Core:
     ) -> None:
         """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``probe`` and ``nonce`` are for Load."""
         self._settings = settings
+        self.on_change: Callable[[], None] = lambda: None  # another model serves, or one does no more
         self.registry = Registry(settings.namespaces)
         self._roster = Roster(settings.first_number)
         self._releases = Releases(settings.release_delay_ns)
         kept = cache or ResponseCache("", CacheRecord(0))
-        unread = settings.max_unread_bytes
-        self._answering = Answering(
-            self.registry, self._roster, self._releases, kept, epoch_ms, unread, settings.first_number
-        )
+        unread, first = settings.max_unread_bytes, settings.first_number
+        self._answering = Answering(self.registry, self._roster, self._releases, kept, epoch_ms, unread, first)
         self.readiness = Readiness(settings.is_ready_timeout_ns)
         self._limits = TimeLimits()
         self._limiter = RateLimiter(settings.rate_limits) if settings.rate_limits is not None else None
@@ -141,7 +140,7 @@ class Core:
             recorder,
             self._startup,
             self._answering.lends,
-            self._answering.caching.changed,
+            self._models_change,
         )
         lines = LoadLines(self._roster, settings.namespaces)
         self.hosts = self._stub_hosts(table, adoption)
@@ -367,6 +366,10 @@ class Core:
     def refuse_when_full(self, model: str, version: int) -> None:
         """Raises the Unavailable that a request would be refused with now, if too many wait."""
         self._requests.refuse_when_full(self.registry.find(model, version))
+
+    def _models_change(self, model: str) -> None:
+        self._answering.caching.changed(model)
+        self.on_change()
 
     def is_living(self, request: int) -> bool:
         """Whether it is still to be answered."""

@@ -197,6 +197,8 @@ class RemoteGateways:
             if any(not isinstance(one.place, Handle) and not 0 <= one.place < count for one in request.inputs):
                 raise ProtocolError(f"request {request.id} has an input without its frame")
             gateway.living.add(request.id)
+            if self._server.core.is_living(request.id):  # a stub has had it from an earlier broker, and answers
+                continue
             self._server.submit(request, own, _Sink(self, gateway, request.id))
 
     def cancelled(self, service: str, message: Cancelled) -> None:
@@ -278,7 +280,7 @@ class RemoteGateways:
         series = self._gateways[service].series
         ours = [id for id in message.requests if id >> COUNTER_BITS == series]
         self._unanswered.ask(service, ours, message.hosts, time.monotonic_ns())
-        self.settle()
+        self._loop.call_soon(self.settle)  # once the stubs are taken over that hosts have said they hold
 
     def settle(self) -> None:
         """Whenever a host has said what it holds, and from time to time."""

@@ -96,6 +96,7 @@ class ServiceBus:
             Holds: lambda service, message, frames: self._holds(service, message),
         }
         gateways.start(self._hosts)
+        server.core.on_change = catalogues.push_soon
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def close(self) -> None:
