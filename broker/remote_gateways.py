@@ -125,6 +125,7 @@ class RemoteGateways:
         self._fetches = fetches
         self._catalogues = catalogues
         self._send_to = send
+        self.is_closed = False
         self._gateways: dict[str, _Gateway] = {}
         self._by_series: dict[int, _Gateway] = {}  # the same
         self._left: dict[str, _Left] = {}
@@ -184,7 +185,10 @@ class RemoteGateways:
     # --- what they say ----------------------------------------------------------------------------------------------
 
     def submitted(self, service: str, message: Submitted, frames: list[memoryview]) -> None:
-        """Raises ProtocolError."""
+        """Raises ProtocolError. What comes when it is closed is neither taken nor answered: the next broker will be
+        told of it."""
+        if self.is_closed:
+            return
         gateway = self._gateways[service]
         start = 0
         for request, count in message.requests:

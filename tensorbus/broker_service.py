@@ -13,7 +13,7 @@ import structlog
 from broker import model_files
 from broker.catalogue import Catalogues
 from broker.core import Core
-from broker.events import Event, ModelSaid, StartServing, StopServing
+from broker.events import Event, ModelSaid, StartServing
 from broker.execution_env import ExecutionEnv
 from broker.membership import Membership
 from broker.model import VersionSource
@@ -129,21 +129,21 @@ class BrokerService:
         await self._watch.start()
 
     async def stop(self) -> bool:
+        """Answers what it has. What comes meanwhile, the stubs and their models are left to the next broker."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
         self._is_stopping = True
         self._watch.stop()
-        self.server.post(StopServing())
+        self._gateways.is_closed = True
         self._cloud.stop()
-        core = self.server.core
-        drained = await within(deadline, lambda: not core.in_flight(), self._say_in_flight)
-        finished = drained and await within(deadline, lambda: not core.processes, lambda left_s: None)
+        drained = await within(deadline, lambda: not self.server.core.in_flight(), self._say_in_flight)
+        await self.server.stop_preparing()
         self.bus.close()
         self.server.close()
         self._link.close()
         if self._metrics is not None:
             self._metrics.close()
         await asyncio.to_thread(self._cloud.close)
-        return finished
+        return drained
 
     def _say_in_flight(self, left_s: float) -> None:
         for name, count in self.server.core.in_flight().items():

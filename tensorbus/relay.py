@@ -136,6 +136,11 @@ class Relay:
 
     # --- stubs come and go ----------------------------------------------------------------------------------------
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a stub has still to come up."""
+        return self._ledger.is_loading
+
     def add(self, stub: HeldStub) -> None:
         """It is about to be started."""
         self._ledger.add(stub)

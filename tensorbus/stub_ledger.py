@@ -193,6 +193,11 @@ class StubLedger:
                     held.requests[request] = _OPEN
         return finals
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a stub has still to say that it serves."""
+        return any(not one.ready for one in self._held.values())
+
     # --- for a broker that is joined anew -------------------------------------------------------------------------
 
     def held(self) -> list[HeldStub]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _TAG_DIGITS = 8  # of a service's id
+_TOLD_AFTER_S = 0.5
 _HOUSEKEEPING_S = 1.0
 _NOWHERE = Handle("", 0, 0)
 
@@ -107,6 +108,7 @@ class StubHost:
         self._stub_probe: Block | None = None
         self._metrics: MetricsEndpoint | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._told_at = 0.0  # what to start
         self._is_leaving = False
         self._is_dismissed = self._has_told_all_to_finish = False
         self._do: dict[type, Callable[[Any, list[memoryview]], None]] = {
@@ -148,7 +150,9 @@ class StubHost:
 
     @property
     def is_ready(self) -> bool:
-        return self._link.membership.is_member and not self._is_leaving
+        """What the broker wants here is up; it says what that is as soon as it is joined."""
+        is_member = self._link.membership.is_member and time.monotonic() >= self._told_at
+        return is_member and not (self._is_leaving or self._relay.is_loading)
 
     async def _keep_house(self) -> None:
         while True:
@@ -173,6 +177,7 @@ class StubHost:
         )
 
     def on_joined(self, welcome: Welcome) -> None:
+        self._told_at = time.monotonic() + _TOLD_AFTER_S
         ours = self._settings.model_repository
         if ours and len(ours) != len(welcome.repositories):
             log.warning(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,6 +68,14 @@ def test_services_may_be_started_in_any_order(stack, tmp_path):
     stack.broker()
     ready(gateway, "identity")
     assert gateway.post("identity", [4]).data == [4]
+
+
+def health(service: Service) -> int:
+    try:
+        with urllib.request.urlopen(service.metrics_url.replace("/metrics", "/health/ready"), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def requests_by(gateway: Service, path: str) -> int:
@@ -219,6 +229,34 @@ def test_what_was_answered_to_a_broker_that_died_with_the_answer_is_not_executed
     assert (answer.status, "late" in answer.error) == (503, True)
     assert (place / "executed").read_text().split() == ["7"]
     assert ready(gateway, "late").post("late", [8], timeout_s=30).data == [16]
+
+
+def test_a_broker_that_is_replaced_fails_nothing_and_models_stay_loaded(repository, stack):
+    broker = stack.broker()
+    host = stack.stub_host()
+    gateway = ready(stack.gateway(), "identity")
+    (stub,) = host.stubs("identity")
+    load = Background(4, lambda: gateway.post("identity", [5]).status)
+    for _ in range(2):
+        done = len(load.results)
+        eventually(lambda done=done: len(load.results) > done + 50)
+        assert broker.terminate() == 0
+        broker = stack.broker()
+    done = len(load.results)
+    eventually(lambda done=done: len(load.results) > done + 50)
+    assert set(load.stop()) == {200}
+    assert host.stubs("identity") == [stub]
+
+
+def test_a_stub_host_is_ready_when_its_models_are(repository, stack):
+    repository.add("slow", "def initialize(self, args):\n    wait_for(args['model_repository'] + '/go')\n" + SLEEPY)
+    stack.broker()
+    host = stack.stub_host()
+    eventually(lambda: host.stubs("identity"))
+    time.sleep(1)  # it has had all orders by now
+    assert health(host) == 503
+    (repository.path / "slow" / "go").touch()
+    eventually(lambda: health(host) == 200)
 
 
 def test_a_broker_that_is_terminated_answers_what_it_has(repository, stack):
