@@ -49,6 +49,7 @@ from protocol.services import (
     PROVED,
     STUB_HOST,
     SUBMITTED,
+    UNANSWERED,
     Answers,
     Ask,
     Beat,
@@ -69,6 +70,7 @@ from protocol.services import (
     Stop,
     Submitted,
     ToStubs,
+    Unanswered,
     Welcome,
     first_request,
 )
@@ -257,6 +259,9 @@ class Gateway(Peer):
         service = "ffffffff"
         self._last = first_request(service)
         super().__init__(context, address, service)
+
+    def _joined(self) -> None:
+        self.say(Unanswered(UNANSWERED, [], []))
 
     async def settle(self) -> None:
         """Until the broker has answered a question, and so heard what was said before."""

@@ -65,6 +65,7 @@ class _Gateway:
     """``living`` are its requests without a final response, ``unread`` the responses whose outputs it looks at."""
 
     def __init__(self, member: Member) -> None:
+        self.member = member
         self.service = member.service
         self.domain = member.domain
         self.series = first_request(member.service) >> COUNTER_BITS
@@ -153,7 +154,6 @@ class RemoteGateways:
         if left is not None:
             gateway.unread = left.unread
         self._gateways[member.service] = self._by_series[gateway.series] = gateway
-        self._catalogues.joined(member)
 
     def series(self) -> dict[int, str]:
         """By the bits of Request.id that say whose it is: the domain of the gateway."""
@@ -279,12 +279,17 @@ class RemoteGateways:
 
     def unanswered(self, service: str, message: Unanswered) -> None:
         if service in self._known:  # it was lost, and all it had cancelled
-            self._send_to(service, Fate(FATE, [], message.requests), ())
+            self._decide(service, [], message.requests)
             return
         series = self._gateways[service].series
         ours = [id for id in message.requests if id >> COUNTER_BITS == series]
         self._unanswered.ask(service, ours, message.hosts, time.monotonic_ns())
         self._loop.call_soon(self.settle)  # once the stubs are taken over that hosts have said they hold
+
+    def _decide(self, service: str, again: list[int], lost: list[int]) -> None:
+        """It is told of the models now: those that serve on the hosts that it knew are up again."""
+        self._send_to(service, Fate(FATE, again, lost), ())
+        self._catalogues.joined(self._gateways[service].member)
 
     def settle(self) -> None:
         """Whenever a host has said what it holds, and from time to time."""
@@ -292,8 +297,7 @@ class RemoteGateways:
             gateway = self._gateways[service]
             kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}
             gateway.living |= kept
-            fate = Fate(FATE, [id for id in again if id not in kept], [id for id in lost if id not in kept])
-            self._send_to(service, fate, ())
+            self._decide(service, [id for id in again if id not in kept], [id for id in lost if id not in kept])
             for id in kept:
                 for answer in self._early.pop(id, ()):
                     self.answer(gateway, answer)

@@ -117,8 +117,7 @@ class RemoteBus:
         self._knows_all = False
         self._undecided = set(self._open)
         self._outgoing.clear()  # nobody has had those; Fate says so
-        if self._undecided:
-            self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts), ())
+        self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts), ())
 
     def lost(self) -> None:
         """What is under way may have been lost. New requests are taken for a while (``refuse``) and kept."""
@@ -276,7 +275,8 @@ class RemoteBus:
                 self._end(one, RequestCancelled(""))
         self._outgoing = [one for one in again if not one.cancelled] + self._outgoing
         self._cancelled = [id for id, one in self._open.items() if one.cancelled]
-        self._flush_soon()
+        if self._outgoing or self._cancelled or self._read:
+            self._flush_soon()
 
     def _fail(self, ids: set[int]) -> None:
         for id in sorted(ids & self._open.keys()):

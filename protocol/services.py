@@ -12,8 +12,8 @@ of the segments of its host (``shm.segment``), so that it is known whose memory 
       Join               ->                 at first, and whenever the broker is another process than before
                          <-   Welcome       or Refused, after which the connection is over
       Proved             ->                 which of the probes it could read
-      [Unanswered|Holds] ->                 what it has of an earlier connection
-                         <-   Catalogue     gateways alone; again whenever it changes
+      Unanswered | Holds ->                 what it has of an earlier connection, if anything
+                         <-   Fate, Catalogue  gateways alone; Catalogue again whenever it changes
       Beat               <->  Beat          whenever nothing else was said for Welcome.beat_ns
 
 Standard library only. Times are int nanoseconds.

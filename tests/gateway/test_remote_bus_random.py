@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
             assert sum(count for _, count in message.requests) == len(frames)
             self.has += ids
         elif isinstance(message, Unanswered):
-            self.undecided = message.requests
+            self.undecided = message.requests or None
         elif isinstance(message, Read):
             self.leases.difference_update(message.leases)
         elif isinstance(message, Ask):
