@@ -130,6 +130,8 @@ class RemoteBus:
 
     def give_up(self) -> None:
         """What was unanswered when the broker was lost fails; there has been none for too long."""
+        if self.is_settled:
+            return
         ids = self._undecided if self._is_joined else set(self._open)
         self._undecided = set()
         self._fail(ids)
