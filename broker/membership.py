@@ -35,7 +35,7 @@ from protocol.services import (
 
 IN_USE = "id in use"  # a reason that begins so has the service choose another one
 _ID_LENGTH = 8
-# A large request may keep a gateway's loop, and then the loss of its other requests would be the only harm that is done.
+# A large request may keep a gateway's loop; that it counted as lost would only harm the clients of its others.
 _GATEWAY_SILENCES = 8
 
 

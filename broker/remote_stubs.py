@@ -111,7 +111,10 @@ class RemoteStubs:
             self._send_to(host, Stop(STOP, key, abort), ())
 
     def host_joined(self, host: str, keys: list[str]) -> None:
-        """With these stubs."""
+        """With these stubs. Raises ProtocolError if they cannot be its own: each host has instances of its own."""
+        others = {_instance(key) for key, of in self._hosts.items() if of != host}
+        if len(set(keys)) < len(keys) or any(_instance(key) in others for key in keys):
+            raise ProtocolError("a stub host holds stubs of another one, or one twice")
         self._hosts.update(dict.fromkeys(keys, host))
 
     def host_lost(self, host: str) -> None:
@@ -241,6 +244,10 @@ class RemoteStubs:
 
 def _process(key: str) -> str:
     return key.partition("/")[0] if "/" in key else key
+
+
+def _instance(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _handles(message: ToStub) -> list[Handle]:

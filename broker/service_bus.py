@@ -150,9 +150,9 @@ class ServiceBus:
         assert member is not None
         if service in self._hosts:
             raise ProtocolError("a stub host says twice what it holds")
+        self._stubs.host_joined(service, [stub.key for stub in message.stubs])
         self._hosts.add(service)
         join = member.join
-        self._stubs.host_joined(service, [stub.key for stub in message.stubs])
         self._gateways.handed(message.answered)
         for stub in message.stubs:
             self._gateways.handed([*stub.open, *(id for _, requests in stub.batches for id in requests)])
