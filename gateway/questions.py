@@ -64,6 +64,11 @@ class Questions:
         for asked in failed.values():
             _tell(asked, error)
 
+    def fail_endless(self, error: ServingError) -> None:
+        """Those that have no timeout."""
+        for number in [number for number, asked in self._asked.items() if asked.timer is None]:
+            _tell(self._asked.pop(number), error)
+
     def _too_late(self, number: int) -> None:
         _tell(self._asked.pop(number), Unavailable("the broker does not answer"))
 

@@ -138,6 +138,10 @@ class RemoteBus:
         self._outgoing = list(self._open.values())  # that came meanwhile
         self._flush_soon()
 
+    def wait_for_no_load(self) -> None:
+        """This gateway is about to end, which a load by the broker does not keep it from."""
+        self._questions.fail_endless(Unavailable("Server not ready"))
+
     def heard(self, message: ToService, frames: Frames) -> None:
         """Raises ProtocolError."""
         if isinstance(message, Answers):

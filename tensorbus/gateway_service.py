@@ -182,6 +182,7 @@ class GatewayService:
         for task in self._tasks:
             task.cancel()
         fronts = asyncio.gather(*self._fronts.drain(timeout_s))
+        self._bus.wait_for_no_load()
         log.info("Waiting for in-flight requests to complete.")
         drained = await running.within(deadline, self._is_idle, self._say_in_flight)
         await fronts

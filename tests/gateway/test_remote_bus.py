@@ -462,3 +462,25 @@ def test_what_makes_no_sense_breaks_the_protocol_and_changes_nothing(
         assert reply.error is None
 
     run(test)
+
+
+def test_a_host_that_has_still_to_join_may_have_what_is_undecided(calls: Calls, bus: FakeBus) -> None:
+    bus.hold = True
+    said: list[Any] = []
+
+    async def test() -> None:
+        calls.infer("held")
+        (entry,) = await bus.wait_for(1)
+        calls.loopback.cut()
+        to_broker, calls.remote._send = calls.remote._send, lambda message, frames: said.append(message)
+        for _ in range(2):
+            calls.remote.joined()
+            calls.tell(Catalogue(CATALOGUE, {}, []))  # of a broker that no host has joined yet
+            calls.remote.lost()
+        calls.remote._send = to_broker
+        calls.loopback.join()
+        entry.run()
+        await calls.answered(1)
+
+    run(test)
+    assert [message.hosts for message in said if isinstance(message, Unanswered)] == [["0badcafe"]] * 2

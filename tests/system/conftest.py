@@ -26,6 +26,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
+AS_STACK = os.environ.get("TENSORBUS_TEST_STACK", "")  # as_one_server.py: which stack the tests start as a server
 SHM = Path("/dev/shm")
 MiB = 1 << 20
 
@@ -196,7 +197,8 @@ class Server:
         """``wrapper`` is a command that runs the server's. Of a flag given twice the last counts."""
         self.log = log
         self.temporary = Path(tempfile.mkdtemp(prefix="tb"))  # short: the path of a Unix socket ends at 107 bytes
-        command = [*wrapper, sys.executable, "-m", "tensorbus", "serve", f"--model-repository={repository}"]
+        module = ["tests.system.as_one_server", AS_STACK] if AS_STACK else ["tensorbus", "serve"]
+        command = [*wrapper, sys.executable, "-m", *module, f"--model-repository={repository}"]
         for kind in ("http", "grpc", "metrics"):
             command += [f"--{kind}-port=0", f"--{kind}-address=127.0.0.1"]
         env = {**os.environ, "TMPDIR": str(self.temporary), **environ}
@@ -213,7 +215,7 @@ class Server:
 
     def wait_ready(self, timeout_s: float = 30.0) -> Server:
         """Until it has opened its ports."""
-        return self.wait_for_line("Started Metrics Service", timeout_s)
+        return self.wait_for_line("the stack is up" if AS_STACK else "Started Metrics Service", timeout_s)
 
     def wait_for_line(self, text: str, timeout_s: float = 30.0) -> Server:
         eventually(lambda: self.process.poll() is not None or text in self.text(), timeout_s, text)

@@ -436,3 +436,17 @@ def test_it_answers_what_is_in_flight_and_takes_its_leave(run: Run) -> None:
         assert stand.bare.heard(Leave)
 
     run(test)
+
+
+def test_it_does_not_wait_for_loads(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        loads: list[str] = []
+        stand.bus.load = lambda model, *_: loads.append(model)  # type: ignore[method-assign]
+        async with stand.client() as client:
+            client.send(post("/v2/repository/models/add_sub/load", b"{}"))
+            await until(lambda: loads)
+            assert await stand.gateway.stop()
+            answer = await client.reply()
+        assert (answer.status, answer.json()) == (503, {"error": "Server not ready"})
+
+    run(test)
