@@ -234,7 +234,8 @@ class Registry:
 
     def failed(self) -> set[str]:
         """The models that could not be loaded."""
-        return self._failures | {one.name for one in self._rows() if not _as_it_should_be(one)}
+        rows = (one for one in self._rows() if one.state is VersionState.UNAVAILABLE and not _is_unloaded(one))
+        return self._failures | {one.name for one in rows}
 
     def unfinished(self) -> list[ModelVersion]:
         """Those of which an instance may still have a process."""

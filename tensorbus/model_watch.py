@@ -30,7 +30,6 @@ class ModelWatch:
             watches = await reload.first_look(self._broker)
             self._tasks.append(asyncio.create_task(reload.watch(self._broker, watches)))
         if self._poller is not None:
-            self._poller.try_again(self._broker.core.registry.failed())
             polls = poll_for_ever(self._broker, self._repositories, self._poller, self._settings.repository_poll_secs)
             self._tasks.append(asyncio.create_task(polls))
 

@@ -80,7 +80,8 @@ class Poller:
     def try_again(self, models: Iterable[str]) -> None:
         """With the next poll, though they be as they were; the log has said why they were not loaded."""
         for model in models:
-            self._try_again(model, "")
+            if model not in self._loading and self._seen.get(model) != _FAILED:
+                self._try_again(model, "")
 
     def _try_again(self, model: str, cause: str) -> None:
         if self._seen.get(model):
@@ -92,6 +93,7 @@ async def poll_for_ever(broker: BrokerServer, repositories: Repositories, poller
     """Until it is cancelled."""
     while True:
         await asyncio.sleep(every_s)
+        poller.try_again(broker.core.registry.failed())  # with a broker, models to begin with fail whenever hosts come
         try:
             first = second = await repositories.look()
             if poller.changed(first):

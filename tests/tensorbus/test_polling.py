@@ -87,3 +87,14 @@ def test_what_is_being_written_is_left_for_the_next_poll_but_not_for_ever():
     poller = Poller({})
     assert poller.look({"a": "1"}, {"a": "2"}) == NOTHING
     assert poller.look({"a": "3"}, {"a": "4"}) == Changes(["a"], [])
+
+
+def test_what_is_being_loaded_is_not_tried_again_and_what_has_failed_is_not_news():
+    poller = Poller({})
+    assert look(poller, a="1") == Changes(["a"], [])
+    poller.try_again(["a"])
+    assert look(poller, a="1") == NOTHING
+    poller.ended("a", "broken")
+    poller.try_again(["a"])
+    assert look(poller, a="1") == Changes(["a"], [], ("a",))
+    assert not poller.ended("a", "broken")
