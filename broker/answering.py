@@ -82,9 +82,21 @@ class Answering:
                     inputs_released(Pending(Request(request, "", 0, []), (), instance.sink_of(request), 1, now))
                 )
         if message.read:
-            for origin, lease in self.calls.read(instance.index, message.read):
+            for origin, lease in self._read_by(instance, message):
                 actions += self.outputs_read(origin, lease, now)
         return actions
+
+    def _read_by(self, instance: Instance, message: Results) -> list[Lease]:
+        """Leases that the instance has had, some of them perhaps by way of an earlier broker."""
+        known = self.calls.read(instance.index, message.read)
+        if instance.sink_of is None:
+            return known
+        others = [(origin, lease) for origin, lease in message.read if self._is_adopted(origin)]
+        return known + [one for one in others if one not in known]
+
+    def _is_adopted(self, origin: str) -> bool:
+        found = self._roster.serving(origin)
+        return found is not None and found[1].sink_of is not None
 
     def _executed(
         self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int

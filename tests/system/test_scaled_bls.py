@@ -223,3 +223,33 @@ def test_the_steps_of_an_ensemble_run_on_several_hosts(over_hosts, nbytes):
         halves = [floats[: len(array)], floats[len(array) :]]
         first, whole = array * 2, array * 2 * 2 * 2 + 1
         assert any(np.array_equal(one, whole) and np.array_equal(other, first) for one, other in (halves, halves[::-1]))
+
+
+HOLDER = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        call = pb_utils.InferenceRequest(model_name="callee", requested_output_names=["OUT"], inputs=request.inputs())
+        (out,) = call.exec().output_tensors()
+        self.kept = [] if values(request)[0] == 0 else [*getattr(self, "kept", []), out]
+        answers.append(respond(request, np.ones(1, np.float32)))
+    return answers
+"""
+
+
+def test_what_a_model_holds_of_another_is_let_go_of_though_the_broker_was_another_then(repository, stack):
+    repository.add("holder", HOLDER)
+    repository.add("callee", DOUBLING)
+    broker, host = stack.broker(), stack.stub_host()
+    gateway = ready(ready(stack.gateway(), "holder"), "callee")
+    most = []
+    for _ in range(3):
+        for _ in range(3):
+            assert gateway.post_binary("holder", np.ones(2 << 20, np.float32)).status == 200
+        most.append(host.shm_bytes())
+        broker.kill()
+        broker = stack.broker()
+        for model in ("holder", "callee"):
+            ready(gateway, model)
+            assert gateway.post_binary(model, np.zeros(1, np.float32)).status == 200
+    assert most[2] < most[0] + (16 << 20), most
