@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -148,6 +149,48 @@ def test_a_service_that_speaks_an_older_protocol_is_refused_and_both_say_so(stac
     assert service.wait(20) == 1
     assert len(service.lines("protocol version 0 is not the broker's")) == 1
     assert len(broker.lines("a service was refused", "protocol version 0")) == 1
+
+
+SUMS_CONFIG = """
+backend: "python"
+max_batch_size: 4
+sequence_batching {
+  direct {}
+  control_input [{ name: "CORRID" control [{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }] }]
+}
+input [{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }]
+"""
+
+SUMS = """
+sums = {}
+
+def execute(self, requests):
+    out = []
+    for request in requests:
+        id = int(pb_utils.get_input_tensor_by_name(request, "CORRID").as_numpy().flat[0])
+        self.sums[id] = self.sums.get(id, 0) * 2 + float(values(request).flat[0])  # another order is another sum
+        out.append(respond(request, np.array([[self.sums[id]]], np.float32)))
+    return out
+"""
+
+
+def test_a_sequence_is_in_order_whichever_gateway_its_requests_come_by(repository, stack):
+    repository.add("sums", SUMS, config=SUMS_CONFIG)
+    stack.broker()
+    stack.stub_host(), stack.stub_host()
+    gateways = [ready(stack.gateway(), "sums") for _ in range(2)]
+
+    def sequence(id: int) -> None:
+        expected = 0.0
+        for step in range(20):
+            flags = {"sequence_id": id, "sequence_start": step == 0, "sequence_end": step == 19}
+            inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [step % 3]}]
+            body = json.dumps({"inputs": inputs, "parameters": flags}).encode()
+            expected = expected * 2 + step % 3
+            assert gateways[(id + step) % 2].call("POST", "/v2/models/sums/infer", body).data == [expected]
+
+    together(6, [lambda id=id: sequence(id) for id in range(1, 13)])  # type: ignore[misc]
 
 
 def test_a_host_that_joins_takes_work_and_one_that_leaves_fails_nothing(repository, stack):
