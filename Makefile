@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-one-half test-other-half check bench system-compose system-kubernetes
+.PHONY: install run test test-systems-a-k test-systems-l-z test-parts check bench system-compose system-kubernetes
 
 install: $(INSTALLED)
 
@@ -31,15 +31,18 @@ run: $(INSTALLED)
 	@echo "$$TRY"
 	@exec $(BIN)/tensorbus serve --model-repository examples/models
 
-# Most of the time goes into the tests of whole servers, much of it into waiting: two halves at once, on two cores.
+# Most of the time goes into the tests of whole servers, a good part of it into waiting: three at once, on two cores.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=line --jobs=2 test-one-half test-other-half
+	@$(MAKE) --no-print-directory --output-sync=line --jobs=3 test-systems-l-z test-systems-a-k test-parts
 
-test-one-half: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/system/test_[a-k]*.py
+test-systems-a-k: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system/test_[a-k]*.py tests/tensorbus
 
-test-other-half: $(INSTALLED)
-	$(BIN)/python -m pytest -q --ignore-glob='tests/system/test_[a-k]*.py'
+test-systems-l-z: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system/test_[l-z]*.py
+
+test-parts: $(INSTALLED)
+	$(BIN)/python -m pytest -q --ignore=tests/system --ignore=tests/tensorbus
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
