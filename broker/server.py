@@ -222,7 +222,8 @@ class BrokerServer:
         actions, news, self._news = self._news, [], []
         actions += self.core.dispatch(time.monotonic_ns())
         for action in actions:
-            if type(action) is Send and type(action.message) is Execute:
+            # Outputs for who does not share memory are copied at once: work that follows brings the end of their lease.
+            if type(action) is Send and (type(action.message) is Execute or not action.shared):
                 self._send(action)
             else:
                 news.append(action)

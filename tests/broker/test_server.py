@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from broker.core import Core
-from broker.events import Discard, LoadModel, LoadModels, Override, StartServing
+from broker.events import DeadlinePassed, Discard, LoadModel, LoadModels, Override, Send, StartServing
 from broker.execution_env import ExecutionEnv
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
@@ -26,11 +26,15 @@ from metrics.recorder import Recorder
 from protocol.errors import InternalError
 from protocol.interpreters import Interpreter
 from protocol.messages import (
+    ANSWERED,
+    EXECUTE,
     HELLO,
     LOG,
     READY,
     RESULTS,
     VERSION,
+    Answered,
+    Execute,
     Executed,
     Handle,
     Hello,
@@ -387,3 +391,50 @@ def test_what_was_made_for_a_load_is_discarded_in_the_background(run):
         await until(lambda: world.discarded == ["/private"])
 
     run(scenario)
+
+
+class TwoMessages:
+    """A core whose turn ends with the answer to a call and, behind it, with work for the stub that has the outputs."""
+
+    def __init__(self) -> None:
+        answered = Answered(ANSWERED, 1, Response(-1, []), "1.0")
+        self.news = [Send("2.0/forked", answered, shared=False), Send("3.0", answered)]
+        self.work = [Send("1.0", Execute(EXECUTE, [], [7]))]
+
+    def handle(self, event, now: int) -> list:
+        return self.news
+
+    def dispatch(self, now: int) -> list:
+        return self.work
+
+    def count(self) -> None: ...
+
+    def next_deadline(self) -> None:
+        return None
+
+    next_request_deadline = next_deadline
+
+
+class Recording:
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def start(self, heard, done) -> None: ...
+
+    def send(self, action: Send) -> None:
+        self.sent.append(action.key)
+
+    watch = hear_out = close = None
+
+
+def test_outputs_for_who_does_not_share_memory_are_copied_before_their_lease_can_end():
+    stubs = Recording()
+
+    async def turn() -> None:
+        server = BrokerServer(TwoMessages(), BrokerSettings("ipc:///x", "/dev/shm"), stubs, *[None] * 6)
+        server.start()
+        server.post(DeadlinePassed())
+        await asyncio.sleep(0.01)
+
+    asyncio.run(turn())
+    assert stubs.sent == ["2.0/forked", "1.0", "3.0"]

@@ -476,7 +476,7 @@ def test_it_tells_how_it_is(host: Host, brokers: Callable[..., BareStubBroker]) 
     (tensor,) = broker.infer("k1", 1.0, 2.0).outputs
     broker.send(Fetch(FETCH, 1, [tensor.place]))
     broker.expect(Fetched)
-    assert get("/health/ready")[0] == 200
+    eventually(lambda: get("/health/ready")[0] == 200)
     assert [line for line in get("/metrics")[1].splitlines() if line.startswith("tensorbus_stub_host_")] == [
         "tensorbus_stub_host_instances 1",
         "tensorbus_stub_host_starts_total 1",
