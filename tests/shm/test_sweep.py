@@ -148,13 +148,12 @@ def test_a_segment_whose_maker_died_before_it_wrote_the_header_is_swept_after_a_
 
 ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 OWNER_WITH_A_CHILD = """
-import os, sys
+import os, signal, sys
 from shm.segment import Segment
 segment = Segment.create(sys.argv[1], 64)
 print(segment.name, flush=True)
 if not os.fork():
-    sys.stdin.read()
-    os._exit(0)
+    signal.pause()
 sys.stdin.readline()
 """
 
