@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-systems-a-k test-systems-l-z test-parts check bench system-compose system-kubernetes
+.PHONY: install run test test-systems-a-n test-systems-o-z test-parts check bench system-compose system-kubernetes
 
 install: $(INSTALLED)
 
@@ -33,16 +33,16 @@ run: $(INSTALLED)
 
 # Most of the time goes into the tests of whole servers, a good part of it into waiting: three at once, on two cores.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=line --jobs=3 test-systems-l-z test-systems-a-k test-parts
+	@$(MAKE) --no-print-directory --output-sync=line --jobs=3 test-systems-o-z test-systems-a-n test-parts
 
-test-systems-a-k: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/system/test_[a-k]*.py tests/tensorbus
+test-systems-a-n: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system/test_[a-n]*.py
 
-test-systems-l-z: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/system/test_[l-z]*.py
+test-systems-o-z: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/system/test_[o-z]*.py
 
 test-parts: $(INSTALLED)
-	$(BIN)/python -m pytest -q --ignore=tests/system --ignore=tests/tensorbus
+	$(BIN)/python -m pytest -q --ignore=tests/system
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -87,8 +87,8 @@ class LocalStubs:
 
     def close(self) -> None:
         self._router.close()
-        for segment in self._status_words.values():
-            segment.close()
+        while self._status_words:  # a process may be reported dead after this
+            self._status_words.popitem()[1].close()
 
 
 def replace_handles(message: ToStub, place: Callable[[Handle], Handle | int]) -> ToStub:
