@@ -157,7 +157,7 @@ class ServiceBus:
         for stub in message.stubs:
             self._gateways.handed([*stub.open, *(id for _, requests in stub.batches for id in requests)])
         held, sink = tuple(message.stubs), self._gateways.sink
-        self._server.post(HostJoined(service, tuple(join.models), tuple(join.gpus), held, sink))
+        self._server.tell(HostJoined(service, tuple(join.models), tuple(join.gpus), held, sink))
         self._loop.call_soon(self._gateways.settle)
 
     # --- who is there -----------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class ServiceBus:
         if member.is_gateway:
             self._follow(self._membership.dismiss(service))
         elif service in self._hosts:
-            self._server.post(HostLeaves(service))
+            self._server.tell(HostLeaves(service))
         else:
             self.dismiss(service)
 
@@ -212,7 +212,7 @@ class ServiceBus:
             self._stubs.gateway_domains = self._gateways.series()
         elif service in self._hosts:
             self._hosts.remove(service)
-            self._server.post(HostLost(service))
+            self._server.tell(HostLost(service))
             self._stubs.host_lost(service)
         self.fetches.gone(service)
         if lost and not again:

@@ -400,8 +400,10 @@ class TwoMessages:
         answered = Answered(ANSWERED, 1, Response(-1, []), "1.0")
         self.news = [Send("2.0/forked", answered, shared=False), Send("3.0", answered)]
         self.work = [Send("1.0", Execute(EXECUTE, [], [7]))]
+        self.events: list = []
 
     def handle(self, event, now: int) -> list:
+        self.events.append(event)
         return self.news
 
     def dispatch(self, now: int) -> list:
@@ -413,6 +415,22 @@ class TwoMessages:
         return None
 
     next_request_deadline = next_deadline
+
+
+def test_what_is_told_comes_at_once_and_the_turn_ends_by_itself():
+    stubs, core = Recording(), TwoMessages()
+
+    async def turn() -> None:
+        server = BrokerServer(core, BrokerSettings("ipc:///x", "/dev/shm"), stubs, *[None] * 6)
+        server.start()
+        server.post(DeadlinePassed())
+        server.tell(StartServing())
+        assert core.events == [StartServing()]  # what stubs say next is understood
+        await asyncio.sleep(0.01)
+
+    asyncio.run(turn())
+    assert core.events == [StartServing(), DeadlinePassed()]
+    assert "1.0" in stubs.sent
 
 
 class Recording:
