@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install run test test-systems-a-n test-systems-o-z test-parts check bench system-compose system-kubernetes
+.PHONY: install run test test-systems-a-n test-systems-o-z test-parts check random-events bench system-compose system-kubernetes
 
 install: $(INSTALLED)
 
@@ -50,6 +50,10 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layout.py
 	$(MAKE) test
+
+# The tests of random sequences of events, 10,000 sequences each: some hours.
+random-events: $(INSTALLED)
+	TENSORBUS_EXAMPLES=10000 $(BIN)/python -m pytest -q -p no:timeout -W ignore $$(grep -rl tests.random_events tests)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from broker.events import ClientGone, OutputsRead
 from broker.response_cache import OVERHEAD
 from protocol.messages import Executed, Handle, Response, TensorRef
 from shm.segment import HEADER_NBYTES
 from tests.broker.caching_bench import CHAIN, CachingBench, source
+from tests.random_events import run_random_events
 
 ENSEMBLES = {"e": CHAIN, "one": [("m", {"X": "X"}, {"X": "Y"})], "nested": [("one", {"X": "X"}, {"Y": "Y"})]}
 MODELS = st.sampled_from(["m", "n", *ENSEMBLES])
@@ -207,9 +207,4 @@ class CachingMachine(RuleBasedStateMachine):
 
 
 def test_whatever_happens_everybody_is_answered_and_what_is_kept_is_what_was_answered():
-    run_state_machine_as_test(
-        CachingMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(CachingMachine, usual=60)

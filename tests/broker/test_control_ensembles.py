@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.events import LoadModels, UnloadModel
 from broker.model import VersionSource
@@ -14,6 +13,7 @@ from protocol.errors import InternalError, ServingError
 from protocol.messages import Load
 from tests.broker import model_sources
 from tests.broker.test_control import Asked, ControlBench, source
+from tests.random_events import run_random_events
 
 # What the ensembles of the repository are made of. "x" and "y" need each other.
 PARTS = {"e": ["a", "b"], "f": ["e", "c"], "g": ["a", "nosuch"], "x": ["y"], "y": ["x", "a"]}
@@ -254,9 +254,4 @@ class EnsembleMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 def test_whatever_is_asked_everybody_is_told_and_ensembles_serve_with_their_models():
-    run_state_machine_as_test(
-        EnsembleMachine,
-        settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(EnsembleMachine, usual=100)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from broker.events import Override, Reload, Removed, StopServing
 from protocol.errors import InternalError, NotFound
 from protocol.messages import Load
 from tests.broker.test_control import Asked, ControlBench, source
+from tests.random_events import run_random_events
 
 MODELS = st.sampled_from(["a", "b", "c"])
 
@@ -224,9 +224,4 @@ class ControlMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 def test_everybody_gets_an_answer_and_nothing_is_left():
-    run_state_machine_as_test(
-        ControlMachine,
-        settings=settings(
-            max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(ControlMachine, usual=200, steps=50)

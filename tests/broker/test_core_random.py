@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from broker.events import ClientGone, OutputsRead, StopServing, StubSaid
 from protocol.messages import CANCEL_CALL, Answered, CancelCall, Response
+from tests.random_events import run_random_events
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -208,9 +208,4 @@ class CoreMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(300)
 def test_no_request_is_lost_or_answered_twice(make_bench):
     CoreMachine.make_bench = staticmethod(make_bench)
-    run_state_machine_as_test(
-        CoreMachine,
-        settings=settings(
-            max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(CoreMachine, usual=200)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from broker.settings import ResourceLimit
 from protocol.messages import Answered
 from tests.broker.test_rate_limiter import serve, source
+from tests.random_events import examples
 
 MODELS = {"a": 1, "b": 2, "c": 1, "d": 3}
 
@@ -20,7 +21,7 @@ def waiting(bench, key: str, made: dict[str, set[int]]) -> bool:
 
 REQUESTS = st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=8)
 STEPS = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, *MODELS])), max_size=60)
-often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+often = settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @often

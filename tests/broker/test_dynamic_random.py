@@ -6,9 +6,8 @@ No request is lost, none is answered twice, none is overtaken where the order is
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from broker.events import ClientGone, LoadModel, Polled, Submitted
 from broker.model import ModelVersion, VersionSource
@@ -18,6 +17,7 @@ from protocol.errors import ErrorKind
 from protocol.messages import Execute, Executed, Handle, Request, Response, TensorRef
 from tests.broker.conftest import Sink
 from tests.broker.test_control import ControlBench
+from tests.random_events import run_random_events
 
 MAX_SIZE = 8
 RULES: dict[str, dict] = {
@@ -230,10 +230,5 @@ class DynamicMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_no_request_is_lost_answered_twice_or_batched_against_the_rules(examples: int = 60):
-    run_state_machine_as_test(
-        DynamicMachine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+def test_no_request_is_lost_answered_twice_or_batched_against_the_rules():
+    run_random_events(DynamicMachine, usual=60)

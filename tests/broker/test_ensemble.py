@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.ensemble import Memory, Part, Plan, Run, Step, Value
 from protocol.errors import InvalidArgument
 from protocol.messages import Handle, TensorRef
+from tests.random_events import examples
 
 PLAIN, STREAM = Part(0, False, (), ()), Part(0, True, (), ())
 
@@ -225,7 +226,7 @@ def expected(graph: Plan, tensor: str, mark: str) -> str:
     return tensor
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_whatever_the_graph_and_the_order_each_response_is_right_and_all_memory_ends_once(graph, data):
     bench = Bench(graph, "ab")

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from broker.events import ClientGone, LoadModels, OutputsRead, Submitted
 from broker.model import VersionSource
 from protocol.messages import Answered, Execute, Executed, Handle, Request, Response, TensorRef
 from tests.broker.model_sources import source
+from tests.random_events import run_random_events
 
 STEPS = {
     "chain": [("m", {"X": "X"}, {"X": "t"}), ("n", {"X": "t"}, {"X": "Y"})],
@@ -235,9 +235,4 @@ def test_no_request_is_lost_and_every_lease_ends_once(make_bench, max_inflight, 
 
     Machine.make_bench = staticmethod(lambda: make_bench(max_unread_bytes=max_unread))
     Machine.max_inflight = max_inflight
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(Machine, usual=examples)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule
 
 from broker.events import Dismiss, HostJoined, HostLeaves, HostLost, Spawn
 from tests.broker.conftest import Bench
 from tests.broker.test_core_random import CoreMachine
+from tests.random_events import run_random_events
 
 HOSTS = ["a", "b", "c"]
 
@@ -84,13 +84,4 @@ class HostsMachine(CoreMachine):
 @pytest.mark.timeout(300)
 def test_whatever_hosts_do_no_request_is_lost_or_answered_twice():
     HostsMachine.make_bench = staticmethod(HostedBench)
-    run_state_machine_as_test(
-        HostsMachine,
-        settings=settings(
-            max_examples=200,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],
-        ),
-    )
+    run_random_events(HostsMachine, usual=200)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.membership import HasJoined, IsGone, IsLeaving, Membership, Tell, WasRefused
 from protocol.messages import Handle
@@ -24,6 +23,7 @@ from protocol.services import (
     Refused,
     Welcome,
 )
+from tests.random_events import run_random_events
 
 BEAT, SILENCE = 10, 100
 A, B, C = "aaaaaaaa", "bbbbbbbb", "cccccccc"
@@ -222,9 +222,4 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_whatever_services_say_each_joins_and_goes_once():
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(Machine, usual=300)

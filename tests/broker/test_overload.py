@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from broker.events import ClientGone
 from protocol.errors import ErrorKind, Unavailable
@@ -14,6 +12,7 @@ from protocol.messages import Response
 from tests.broker.model_sources import source
 from tests.broker.test_core_random import CoreMachine
 from tests.broker.test_ensembles import CHAIN, load, output
+from tests.random_events import run_random_events
 
 
 @pytest.fixture
@@ -77,12 +76,7 @@ def test_whatever_happens_what_is_counted_waits_and_what_was_taken_is_answered(m
         pass
 
     Machine.make_bench = staticmethod(partial(make_bench, max_queued_requests=3))
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(Machine, usual=40)
 
 
 def test_an_unknown_model_is_unknown_before_anything_else(bench) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 
 from broker.events import ClientGone, LoadModel, LoadModels, Poll, Polled, Say, StartServing, UnloadModel
 from broker.model import VersionSource
@@ -14,6 +13,7 @@ from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import ResourceLimit
 from protocol.messages import SEQUENCE_START, Answered
 from tests.broker.test_core_random import CoreMachine
+from tests.random_events import run_random_events
 
 
 def source(
@@ -433,9 +433,4 @@ class LimitedMachine(CoreMachine):
 @pytest.mark.timeout(300)
 def test_resources_are_kept_and_nobody_starves(make_bench) -> None:
     LimitedMachine.make_bench = staticmethod(lambda: make_bench(rate_limits=(), explicit_control=True))
-    run_state_machine_as_test(
-        LimitedMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(LimitedMachine, usual=60)

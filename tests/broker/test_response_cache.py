@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from broker.response_cache import OVERHEAD, Key, ResponseCache, TooLarge, layout
 from metrics.cache_record import CacheRecord
 from protocol.messages import TensorRef
 from shm.segment import HEADER_NBYTES
+from tests.random_events import run_random_events
 
 ROOM = OVERHEAD + 64  # what an entry of one small tensor counts
 
@@ -223,9 +223,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def test_whatever_happens_nothing_is_freed_while_it_is_read_and_hits_are_what_was_put():
-    run_state_machine_as_test(
-        CacheMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_random_events(CacheMachine, usual=60)

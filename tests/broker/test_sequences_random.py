@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,7 +16,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from broker.instance import Dispatched, Instance, InstanceState
@@ -27,6 +25,7 @@ from broker.sequence_rules import SequenceRules
 from broker.sequences import Sequences
 from protocol.errors import ServingError
 from protocol.messages import SEQUENCE_END, SEQUENCE_START, Request, TensorRef
+from tests.random_events import run_random_events
 
 IDS = [1, 2, 3, 4, "1", "a"]
 IDLE_NS, MS = 1_000_000_000, 1_000_000
@@ -279,15 +278,6 @@ class SequencesMachine(RuleBasedStateMachine):
             assert self.sequences.live == len(self.live)
 
 
-def run(examples: int) -> None:
-    run_state_machine_as_test(
-        SequencesMachine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
-
-
 @pytest.mark.timeout(300)
 def test_sequences_are_kept_in_order_and_nothing_is_lost():
-    run(150)
+    run_random_events(SequencesMachine, usual=150)

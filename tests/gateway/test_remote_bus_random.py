@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -32,6 +31,7 @@ from protocol.services import (
 )
 from shm.store import Block, Store
 from tests.gateway.fake_bus import signature
+from tests.random_events import run_random_events
 
 LATEST = 10
 
@@ -245,5 +245,6 @@ class Machine(RuleBasedStateMachine):
 NONE: frozenset[int] = frozenset()
 ALL = frozenset(range(1000))
 
-TestRemoteBus = Machine.TestCase
-TestRemoteBus.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+def test_whatever_the_broker_does_each_request_is_answered_once():
+    run_random_events(Machine, usual=60)

@@ -38,6 +38,7 @@ from protocol.messages import (
 )
 from protocol.services import HeldStub
 from tensorbus.stub_ledger import Question, StubLedger
+from tests.random_events import examples
 
 KEY = "k1"
 TENSOR = TensorRef("IN", "FP32", (2,), Handle("tensorbus-1-" + 32 * "0", 128, 8))
@@ -163,7 +164,7 @@ def test_messages_of_stubs_that_are_not_known_change_nothing(ledger: StubLedger)
     assert held(ledger) == ([], [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_whatever_is_held_is_what_was_given_and_not_answered(data: st.DataObject) -> None:
     """Against plain books of all requests."""
