@@ -30,7 +30,7 @@ from protocol.services import (
 from shm.errors import BadHandle
 from shm.store import Reader
 from tensorbus.curve import Trust
-from tensorbus.links import Dialer
+from tensorbus.dialer import Dialer
 from tensorbus.membership import Due, Membership
 
 log = structlog.get_logger()

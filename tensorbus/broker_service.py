@@ -30,7 +30,7 @@ from tensorbus import backends, running
 from tensorbus.broker_settings import broker_settings
 from tensorbus.cloud import Cloud
 from tensorbus.fronts import start_metrics
-from tensorbus.links import Listener
+from tensorbus.listener import Listener
 from tensorbus.logs import log_line
 from tensorbus.model_watch import ModelWatch
 from tensorbus.repository import Repositories

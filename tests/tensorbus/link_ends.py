@@ -13,7 +13,8 @@ import uvloop
 import zmq
 
 from tensorbus.curve import Trust, broker_trust, make_keys, service_trust
-from tensorbus.links import Dialer, Listener
+from tensorbus.dialer import Dialer
+from tensorbus.listener import Listener
 
 LOCAL = "tcp://127.0.0.1:0"
 

@@ -34,7 +34,7 @@ from protocol.services import (
 from shm.store import Store
 from tensorbus import gateway_service
 from tensorbus.gateway_service import GatewayService
-from tensorbus.links import Listener
+from tensorbus.listener import Listener
 from tensorbus.service_settings import GatewaySettings
 from tests.gateway.bare_broker import MS, BareBroker, make_probe
 from tests.gateway.fake_bus import FakeBus, add_models

@@ -13,14 +13,16 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from tensorbus.links import CannotListen, DoesNotRead, Listener, Unreachable
+from broker.router import DoesNotRead, Unreachable
+from tensorbus.listener import Listener
+from tensorbus.running import CannotListen
 from tests.tensorbus.link_ends import LOCAL, Broker, Keys, Service, on_the_loop, pair, raw_socket, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 ECHO = """
 import sys, uvloop, asyncio
-from tensorbus.links import Listener
+from tensorbus.listener import Listener
 
 async def run():
     listener = Listener(sys.argv[1], None, lambda service, header, frames: listener.send(service, header, frames), int)

@@ -7,8 +7,8 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from broker.router import Unreachable
 from tensorbus.curve import Trust
-from tensorbus.links import Unreachable
 from tests.tensorbus.link_ends import Broker, Keys, Service, on_the_loop, pair, raw_socket, until
 
 
