@@ -12,6 +12,7 @@ from broker.registry import Registry
 from protocol.services import CATALOGUE, STUB_HOST, Catalogue, Row, ToService
 
 Rows = Mapping[str, list[Row]]
+SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
 
 
 class _Told:
@@ -24,9 +25,7 @@ class _Told:
 
 
 class Catalogues:
-    def __init__(
-        self, registry: Registry, membership: Membership, send: Callable[[str, ToService, Frames], bool]
-    ) -> None:
+    def __init__(self, registry: Registry, membership: Membership, send: SendTo) -> None:
         self._registry = registry
         self._membership = membership
         self._send = send

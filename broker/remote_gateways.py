@@ -9,50 +9,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Set
-from functools import partial
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
-import structlog
-
-from broker.catalogue import Catalogues
-from broker.events import LoadModel, Override, UnloadModel
+from broker.catalogue import Catalogues, SendTo
 from broker.fetches import Fetches, owner_of
 from broker.membership import Member, Membership
 from broker.queue import Frames, ReplySink
 from broker.server import BrokerServer
-from broker.statistics import statistics
 from broker.unanswered import UnansweredRequests
-from protocol.errors import ErrorKind, InvalidArgument, ProtocolError, ServingError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.messages import Handle, Response
 from protocol.services import (
     ANSWERS,
     COUNTER_BITS,
     FATE,
-    SAID,
     Answers,
-    Ask,
     Cancelled,
     Fate,
     Read,
-    Said,
     Submitted,
-    ToService,
     Unanswered,
     first_request,
 )
 
-log = structlog.get_logger()
-
 _PATIENCE_NS = 1_500_000_000
 _LEFT_S = 15.0
 _EARLY_S = 15.0  # after the start no gateway is still to come that a former broker has known
-SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
-
-
-Say = Callable[..., None]  # with an error, or with None and what was asked for
-_SAID = partial(Said, SAID, 0)
-_NOTHING = _SAID()
 
 
 class _Answer(NamedTuple):
@@ -133,13 +116,6 @@ class RemoteGateways:
         self._known: set[str] = set()  # gateways that were lost before: what they had then is cancelled
         self._unanswered = UnansweredRequests(_PATIENCE_NS)
         self._early: dict[int, list[_Answer]] = {}  # answers to requests that their gateway has still to name
-        self._asks: dict[str, Callable[[Ask, Say], None]] = {
-            "ready": self._ask_ready,
-            "statistics": self._ask_statistics,
-            "index": self._ask_index,
-            "load": self._ask_load,
-            "unload": self._ask_unload,
-        }
         self._dirty: dict[_Gateway, None] = {}  # something leaves for them at the end of the turn; an ordered set
 
     def start(self, hosts: Set[str]) -> None:
@@ -219,44 +195,6 @@ class RemoteGateways:
                 self._server.release(*lease)
             elif service not in self._known and self._server.core.is_adopted(lease[0]):
                 self._server.release(*lease)  # it has it by way of an earlier broker
-
-    def ask(self, service: str, message: Ask) -> None:
-        """Never raises: what cannot be told is told so."""
-
-        def say(error: ServingError | None = None, said: Said = _NOTHING) -> None:
-            told = None if error is None else (int(error.kind), str(error))
-            self._catalogues.push()  # whoever has loaded a model finds it
-            self._send_to(service, said._replace(number=message.number, error=told), ())
-
-        try:
-            ask = self._asks.get(message.operation)
-            if ask is None:
-                raise InvalidArgument(f"there is no operation '{message.operation}'")
-            ask(message, say)
-        except ServingError as error:
-            say(error)
-
-    def _ask_ready(self, message: Ask, say: Say) -> None:
-        """Raises NotFound."""
-        if message.model:
-            self._server.model_ready(message.model, message.version, lambda ready: say(None, _SAID(ready=ready)))
-        else:
-            self._server.ready(lambda ready: say(None, _SAID(ready=ready)))
-
-    def _ask_statistics(self, message: Ask, say: Say) -> None:
-        """Raises InvalidArgument."""
-        found = self._server.core.registry.select(message.model, message.version)
-        say(None, _SAID(statistics=[statistics(one) for one in found]))
-
-    def _ask_index(self, message: Ask, say: Say) -> None:
-        self._server.index(message.ready, lambda rows: say(None, _SAID(rows=rows)))
-
-    def _ask_load(self, message: Ask, say: Say) -> None:
-        override = None if message.config is None and not message.files else Override(message.config, message.files)
-        self._server.post(LoadModel(message.model, override, say))
-
-    def _ask_unload(self, message: Ask, say: Say) -> None:
-        self._server.post(UnloadModel(message.model, message.unload_dependents, say))
 
     # --- requests that an earlier broker had taken ------------------------------------------------------------------
 

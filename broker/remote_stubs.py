@@ -10,8 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-import structlog
-
+from broker.catalogue import SendTo
 from broker.events import Event, Send, Spawn, StubDied, StubSaid, WatchStatus
 from broker.fetches import Fetches, owner_of
 from broker.membership import Membership
@@ -31,13 +30,9 @@ from protocol.services import (
     FromStubs,
     Start,
     Stop,
-    ToService,
     ToStubs,
 )
 
-log = structlog.get_logger()
-
-SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
 _Buffers = list[memoryview | bytes]
 
 

@@ -12,6 +12,7 @@ import structlog
 from broker.catalogue import Catalogues
 from broker.events import HostJoined, HostLeaves, HostLost
 from broker.fetches import Fetches
+from broker.gateway_questions import GatewayQuestions
 from broker.membership import HasJoined, IsGone, IsLeaving, Membership, Outcome, Tell, WasRefused
 from broker.queue import Frames
 from broker.remote_gateways import RemoteGateways
@@ -83,11 +84,12 @@ class ServiceBus:
         self._stubs = stubs
         self._gateways = gateways
         self._catalogues = catalogues
+        questions = GatewayQuestions(server, catalogues, self.send)
         self._from_gateways: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
             Submitted: gateways.submitted,
             Cancelled: lambda service, message, frames: gateways.cancelled(service, message),
             Read: lambda service, message, frames: gateways.read(service, message),
-            Ask: lambda service, message, frames: gateways.ask(service, message),
+            Ask: lambda service, message, frames: questions.ask(service, message),
             Unanswered: lambda service, message, frames: gateways.unanswered(service, message),
         }
         self._from_hosts: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
