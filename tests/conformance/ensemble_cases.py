@@ -74,6 +74,10 @@ CASES = [
     ensemble("a wrong shape for a step", ask("varies"), ask("varies", id="mine"), ask("varies", [1.0, 2.0], [2])),
     ensemble("a step that is not needed", ask("branches", outputs=[output("F")])),
     ensemble("an unknown output", ask("chain", outputs=[output("t")])),
+    *(
+        ensemble(f"{model}: classes", ask(model, outputs=[output("OUT", classification=2)]))
+        for model in ("labels_inherited", "labels_given")
+    ),
     ensemble(
         "what the client said",
         ask(

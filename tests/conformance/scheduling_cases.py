@@ -34,9 +34,21 @@ def step(model: str, x: int, sequence: int | str | None, flags: str = "", **memb
 
 POLICIES = [
     behind("more than may wait", "few", {}, {}, {}, {}),
+    scheduling(
+        "more than may wait for a model without batches",
+        Burst(
+            "few_unbatched",
+            tuple(
+                infer("few_unbatched", [tensor("X", "INT32", [1], [n])], parameters={} if n else BUSY) for n in range(5)
+            ),
+            executing=1,
+        ),
+        stats("few_unbatched"),
+    ),
     behind("requests that wait too long", "expiring", {}, {}),
     behind("a timeout of one's own", "overridden", {"timeout": 100000}, {}, {"timeout": 100000}),
-    behind("a timeout of one's own where none is allowed", "not_overridden", {"timeout": 100000}, {}),
+    behind("a timeout of one's own where none is allowed", "not_allowed", {"timeout": 100000}, {}),
+    behind("a timeout of one's own where there is no default", "not_overridden", {"timeout": 100000}, {}),
     behind("what waits too long is put off", "putting_off", {"timeout": 100000}, {}, {"timeout": 100000}, {}),
     behind(
         "a level's own limit",
@@ -62,6 +74,7 @@ POLICIES = [
         Burst("two", (rows("two", 0, parameters={"sleep_ms": 700}), rows("two", 1)), executing=2, ordered=True),
     ),
     scheduling("no scheduler", rows("none", 0, 2), rows("none", 1), stats("none")),
+    behind("no scheduler, while the instance is busy", "none_waiting", {}, {}, {}),
     scheduling("too large a batch", rows("batched", 0, 9)),
 ]
 

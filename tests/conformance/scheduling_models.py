@@ -59,7 +59,8 @@ MODELS = {
         "small": _batching(rows=3),
         "preferred": _batching("preferred_batch_size: [ 4 ]"),
         "preferred_two": _batching("preferred_batch_size: [ 2, 6 ]"),
-        "preferred_delayed": _batching("preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 9000000"),
+        # Longer than a case may take: that it is answered shows that the preferred size ends the delay.
+        "preferred_delayed": _batching("preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 60000000"),
         "delayed": _batching("max_queue_delay_microseconds: 300000"),
         "shapes": _batching(tensors=_VARIABLE),
         "ragged": _batching(tensors=_RAGGED),
@@ -76,14 +77,17 @@ MODELS = {
     },
     "scheduling": {
         "none": f"max_batch_size: 4\n{_FIXED}",
+        "none_waiting": f"max_batch_size: 4\n{_FIXED}",
         "batched": _batching(),
         "few": _batching(_policy("max_queue_size: 2"), rows=1),
+        "few_unbatched": _batching(_policy("max_queue_size: 2"), rows=0),
         "preferred": _batching("preferred_batch_size: [ 2, 4 ]"),
         "expiring": _batching(_policy("default_timeout_microseconds: 100000"), rows=1),
         "overridden": _batching(
             _policy("default_timeout_microseconds: 5000000 allow_timeout_override: true"), rows=1
         ),
         "not_overridden": _batching(_policy("allow_timeout_override: true"), rows=1),
+        "not_allowed": _batching(_policy("default_timeout_microseconds: 5000000"), rows=1),
         "putting_off": _batching(
             _policy("timeout_action: DELAY default_timeout_microseconds: 5000000 allow_timeout_override: true"), rows=1
         ),
