@@ -4,10 +4,11 @@ What one turn of the event loop brings leaves at its end, as one message of each
 response: if the broker is lost meanwhile, another one, or the same once it is heard again, says what has become of it.
 
     submit --> outgoing --end of the turn--> the broker --Answers--> final: over
-                   ^                            | lost, joined again: Unanswered
-                   +------ Fate: again ---------+------ Fate: lost, or no broker for too long --> failed
+                |  ^                            | lost, joined again: Unanswered
+                |  +------ Fate: again ---------+------ Fate: lost, or no broker for too long --> failed
+                +-- no broker for too long --> failed
 
-Whoever owns the connection calls ``joined``, ``lost``, ``refuse`` and ``give_up``, and ``heard`` for each message.
+What is outgoing no broker has had: it waits for the next one, whatever becomes of the others. Whoever owns the connection calls ``joined``, ``lost``, ``refuse`` and ``give_up``, and ``heard`` for each message.
 """
 
 from __future__ import annotations
@@ -57,20 +58,21 @@ _NO_BROKER = "the broker cannot be reached"
 
 
 class _Open:
-    """A request without a final response."""
+    """A request without a final response. One that is not ``sent`` no stub has had."""
 
-    __slots__ = ("cancelled", "frames", "request", "sink")
+    __slots__ = ("cancelled", "frames", "request", "sent", "sink")
 
     def __init__(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         self.request = request
         self.frames = frames
         self.sink = sink
+        self.sent = False
         self.cancelled = False
 
 
 class RemoteBus:
     """A gateway.bus.Bus. Invariant: each request that was submitted gets one final response, whatever the broker does;
-    each question is answered once."""
+    each question is answered once. ``_outgoing`` are those of ``_open`` that are not sent."""
 
     def __init__(
         self, loop: Loop, store: Store, send: Callable[[FromService, Frames], None], record: GatewayRecord | None = None
@@ -115,8 +117,7 @@ class RemoteBus:
         """The broker has welcomed us, for the first time or again."""
         self._is_joined = True
         self._knows_all = False
-        self._undecided = set(self._open)
-        self._outgoing.clear()  # nobody has had those; Fate says so
+        self._undecided = self._sent()
         self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts), ())
 
     def lost(self) -> None:
@@ -125,18 +126,24 @@ class RemoteBus:
         self._questions.fail_all(Unavailable(_NO_BROKER))
 
     def refuse(self) -> None:
-        """There is no broker, and has not been for a while: take no more requests until there is one."""
+        """There is no broker, and has not been for too long: what waits for one fails, and no more requests are taken
+        until there is one."""
         self._serves = False
+        waiting, self._outgoing = self._outgoing, []
+        for one in waiting:
+            self._end(one, _unreachable(one.request.model))
 
     def give_up(self) -> None:
         """What was unanswered when the broker was lost fails; there has been none for too long."""
         if self.is_settled:
             return
-        ids = self._undecided if self._is_joined else set(self._open)
+        ids = self._undecided if self._is_joined else self._sent()
         self._undecided = set()
         self._fail(ids)
-        self._outgoing = list(self._open.values())  # that came meanwhile
         self._flush_soon()
+
+    def _sent(self) -> set[int]:
+        return {id for id, one in self._open.items() if one.sent}
 
     def wait_for_no_load(self) -> None:
         """This gateway is about to end, which a load by the broker does not keep it from."""
@@ -193,10 +200,14 @@ class RemoteBus:
     def _flush(self) -> None:
         """Nothing overtakes what an earlier connection has left undecided."""
         self._flushes = False
+        if self._cancelled and self._outgoing:
+            self._end_unwanted()
         if not self.is_ready or self._undecided:
             return
         if self._outgoing:
             outgoing, self._outgoing = self._outgoing, []
+            for one in outgoing:
+                one.sent = True
             self._send(*self._submitted(outgoing))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, []
@@ -205,6 +216,14 @@ class RemoteBus:
             read, self._read = self._read, []
             self._send(Read(READ, read), ())
         self.record.pending = len(self._open)
+
+    def _end_unwanted(self) -> None:
+        """Nobody has begun, and nobody needs to."""
+        unwanted = [one for one in self._outgoing if one.cancelled]
+        self._outgoing = [one for one in self._outgoing if not one.cancelled]
+        for one in unwanted:
+            self._end(one, RequestCancelled(""))
+        self._cancelled = [id for id in self._cancelled if id in self._open]
 
     def _submitted(self, outgoing: list[_Open]) -> tuple[Submitted, list[memoryview | bytes]]:
         """Each by handle if its model shares our memory, else with the bytes, which stay ours until the answer."""
@@ -277,9 +296,8 @@ class RemoteBus:
         self._fail(undecided.intersection(fate.lost))
         again = [self._open[id] for id in sorted(undecided.intersection(fate.again))]
         for one in again:
-            if one.cancelled:  # nobody has begun, and nobody needs to
-                self._end(one, RequestCancelled(""))
-        self._outgoing = [one for one in again if not one.cancelled] + self._outgoing
+            one.sent = False
+        self._outgoing = again + self._outgoing
         self._cancelled = [id for id, one in self._open.items() if one.cancelled]
         if self._outgoing or self._cancelled or self._read:
             self._flush_soon()
@@ -379,8 +397,8 @@ class RemoteBus:
         """Raises AssertionError if the books are not in order."""
         self.catalogue.check()
         assert not self._open.keys() & self._retained.keys()
-        assert self._undecided <= self._open.keys()
-        assert all(one.request.id in self._open for one in self._outgoing)
+        assert self._undecided <= self._sent()
+        assert {one.request.id for one in self._outgoing} == self._open.keys() - self._sent()
 
 
 def _respond(one: _Open, response: Response, origin: str, frames: Frames) -> None:

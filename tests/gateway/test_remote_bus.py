@@ -235,10 +235,41 @@ def test_requests_that_come_while_the_connection_is_away_are_sent_when_it_is_bac
         assert [reply.request_id for reply in await calls.answered(1)] == ["kept"]
 
     run(test)
-    assert [(len(message.requests), message.hosts) for message in calls.sent(Unanswered)] == [
-        (0, []),
-        (1, ["0badcafe"]),
-    ]
+    assert [(message.requests, message.hosts) for message in calls.sent(Unanswered)] == [([], []), ([], ["0badcafe"])]
+
+
+def test_what_no_broker_has_had_is_sent_whatever_becomes_of_the_others(calls: Calls, bus: FakeBus) -> None:
+    bus.hold = True
+
+    async def test() -> None:
+        calls.infer("had")
+        await bus.wait_for(1)
+        calls.loopback.cut()
+        calls.infer("unsent")
+        calls.broker.fate = lambda message: Fate(FATE, [], message.requests)
+        calls.loopback.join()
+        entries = await bus.wait_for(2)
+        assert entries[1].request.request_id == "unsent"
+        entries[1].run()
+        assert [(reply.request_id, reply.error is None) for reply in await calls.answered(2)] == [
+            ("had", False),
+            ("unsent", True),
+        ]
+
+    run(test)
+
+
+def test_a_client_that_goes_while_its_request_waits_for_a_broker_leaves_nothing(calls: Calls, bus: FakeBus) -> None:
+    async def test() -> None:
+        calls.loopback.cut()
+        id = calls.infer()
+        bus.dataplane.cancel(id)
+        await until(lambda: calls.remote.is_idle)
+        assert memory_in_use(bus.gateway_store) == 0
+        calls.loopback.join()
+
+    run(test)
+    assert not calls.sent(Submitted) and not calls.sent(Cancelled) and not calls.replies
 
 
 def test_fate_says_what_is_sent_again_what_fails_and_what_is_answered(calls: Calls, bus: FakeBus) -> None:
@@ -268,8 +299,12 @@ def test_nothing_overtakes_what_is_undecided(calls: Calls, bus: FakeBus) -> None
     fates = []
 
     async def test() -> None:
-        calls.loopback.cut()
+        bus.hold = True
         calls.infer("old")
+        await bus.wait_for(1)
+        bus.submitted.clear()
+        calls.loopback.cut()
+        bus.hold = False
         calls.broker.fate = lambda message: fates.append(message) or Fate(FATE, [], [])  # type: ignore[func-returns-value]
         calls.remote.heard = lambda *of: None  # type: ignore[method-assign]
         calls.loopback.join()
@@ -314,11 +349,14 @@ def test_what_is_unanswered_for_too_long_fails_once(calls: Calls, bus: FakeBus) 
         await bus.wait_for(1)
         calls.loopback.cut()
         calls.infer("second")
-        calls.remote.refuse()
         calls.remote.give_up()
+        assert [reply.request_id for reply in await calls.answered(1)] == ["first"]
+        calls.remote.refuse()
         assert [str(reply.error).partition(":")[0] for reply in await calls.answered(2)] == [
-            "a request for model 'add_sub' was lost, and may have been executed"
-        ] * 2
+            "a request for model 'add_sub' was lost, and may have been executed",
+            "model 'add_sub' cannot be asked now",
+        ]
+        assert all(isinstance(reply.error, Unavailable) for reply in calls.replies)
         calls.loopback.join()
         bus.held[0].run()  # late
         calls.remote.give_up()
@@ -330,9 +368,11 @@ def test_what_is_unanswered_for_too_long_fails_once(calls: Calls, bus: FakeBus) 
 
 def test_what_came_after_the_loss_outlives_what_was_given_up(calls: Calls, bus: FakeBus) -> None:
     async def test() -> None:
-        calls.loopback.cut()
+        bus.hold = True
         calls.infer("old")
-        calls.broker.fate = lambda message: Fate(FATE, [], message.requests[:0])
+        await bus.wait_for(1)
+        bus.hold = False
+        calls.loopback.cut()
         calls.remote.joined()
         calls.loopback.is_cut = False  # Unanswered was lost, so no Fate comes
         calls.broker.tell_models(calls.loopback.SERVICE)
