@@ -8,7 +8,9 @@ response: if the broker is lost meanwhile, another one, or the same once it is h
                 |  +------ Fate: again ---------+------ Fate: lost, or no broker for too long --> failed
                 +-- no broker for too long --> failed
 
-What is outgoing no broker has had: it waits for the next one, whatever becomes of the others. Whoever owns the connection calls ``joined``, ``lost``, ``refuse`` and ``give_up``, and ``heard`` for each message.
+What is outgoing no broker has had: it waits for the next one, whatever becomes of the others.
+
+Whoever owns the connection calls ``joined``, ``lost``, ``refuse`` and ``give_up``, and ``heard`` for each message.
 """
 
 from __future__ import annotations
