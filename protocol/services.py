@@ -107,6 +107,9 @@ class Welcome(NamedTuple):
     repositories: List[str] = []  # the broker's directories, which may lie elsewhere on a stub host
 
 
+ID_IN_USE = "id in use"  # how a reason to refuse begins that another id is an answer to
+
+
 class Refused(NamedTuple):
     """You cannot join; why, for the log."""
 
@@ -180,20 +183,24 @@ class Unanswered(NamedTuple):
 
 class Row(NamedTuple):
     """A version as the repository index has it. ``signature`` if it is READY; ``shared`` if all its instances share
-    memory with this gateway, so that tensors may go by handle; else frames spare a round trip."""
+    memory with this gateway, so that tensors may go by handle; else frames spare a round trip. Version -1: there is
+    none; ``error`` is what whoever asks for it is told."""
 
     version: int
     state: str
     signature: Optional[Signature] = None
     shared: bool = False
+    error: Error = None
 
 
 class Catalogue(NamedTuple):
-    """The models that have changed (all of them in the first one), each with all its rows; none: it is not known."""
+    """The models that have changed (all of them in the first one), each with all its rows; none: it is not known. With
+    ``namespaces`` a name may mean one of several, and one that is not known is an invalid argument."""
 
     kind: str
     models: Dict[str, List[Row]]
     hosts: List[str]  # the stub hosts that there are, by service
+    namespaces: bool = False
 
 
 class Answers(NamedTuple):

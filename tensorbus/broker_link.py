@@ -18,6 +18,7 @@ from protocol.codec import decode_to_service, encode
 from protocol.errors import ProtocolError
 from protocol.services import (
     BEAT,
+    ID_IN_USE,
     PROVED,
     Beat,
     FromService,
@@ -31,6 +32,7 @@ from shm.errors import BadHandle
 from shm.store import Reader
 from tensorbus.curve import Trust
 from tensorbus.dialer import Dialer
+from tensorbus.identity import NONCE_NBYTES
 from tensorbus.membership import Due, Membership
 
 log = structlog.get_logger()
@@ -38,8 +40,6 @@ log = structlog.get_logger()
 _TICK_S = 0.1
 _SAY_AFTER_NS = 3 * 10**9  # that no broker has welcomed us
 _MAX_FAULTS = 100  # different ones that are remembered as logged
-ID_IN_USE = "id in use"
-NONCE_NBYTES = 32
 
 
 class Member(Protocol):
@@ -53,7 +53,12 @@ class Member(Protocol):
     def on_lost(self) -> None:
         """Until it is joined again. May be called more than once."""
 
-    def on_refused(self, reason: str) -> None: ...
+    def on_refused(self, reason: str) -> None:
+        """For good. Called once."""
+
+    def take_new_id(self) -> str:
+        """Another service has ours. "" if it must stay: then it is we who are thought to be there still, until that is
+        noticed."""
 
     def on_message(self, message: ToService, frames: list[memoryview]) -> None:
         """All but Welcome, Refused and Beat. Raises ProtocolError."""
@@ -79,6 +84,7 @@ class BrokerLink:
         self._ticking: asyncio.Task[None] | None = None
         self._faults: set[str] = set()
         self._has_said_that_it_waits = False
+        self._is_refused = False  # for good
 
     def start(self) -> None:
         """Raises ValueError for an address that is none."""
@@ -90,12 +96,6 @@ class BrokerLink:
         if self._ticking is not None:
             self._ticking.cancel()
             self._dialer.close()
-
-    def redial(self, service: str) -> None:
-        """Anew, under another id."""
-        self._service = service
-        self._let_go()
-        self._dialer.redial(service)
 
     def say(self, message: FromService, frames: Frames = ()) -> None:
         """Never waits, never fails: what cannot be sent is lost, and with it the broker."""
@@ -145,6 +145,19 @@ class BrokerLink:
         self.membership.disconnected()
         self._member.on_lost()
 
+    def _refused(self, reason: str) -> None:
+        if self._is_refused:  # it was asked twice before it answered
+            return
+        if not reason.startswith(ID_IN_USE):
+            self._is_refused = True
+            self._member.on_refused(reason)
+            return
+        service = self._member.take_new_id()
+        if service:
+            log.warning("another id is chosen", reason=reason)
+            self._service = service
+            self._begin_anew()
+
     def _begin_anew(self) -> None:
         self._let_go()
         self._dialer.redial(self._service)
@@ -159,7 +172,7 @@ class BrokerLink:
             if isinstance(message, Welcome):
                 self._welcomed(message)
             elif isinstance(message, Refused):
-                self._member.on_refused(message.reason)
+                self._refused(message.reason)
             elif not isinstance(message, Beat):
                 self._member.on_message(message, frames)
         except ProtocolError as fault:

@@ -11,7 +11,6 @@ It answers clients from its start on: without a broker it is live and not ready,
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from typing import TYPE_CHECKING
 
@@ -23,15 +22,14 @@ from gateway.remote_bus import RemoteBus
 from metrics.gateway_record import GatewayRecord
 from metrics.recorder import Recorder
 from protocol import services
-from protocol.messages import Handle
 from protocol.services import GATEWAY, JOIN, LEAVE, Dismissed, Join, Leave, ToService, Welcome, first_request
-from shm.errors import ShmFull
 from shm.segment import default_directory
-from shm.store import Block, Reader, Store
+from shm.store import Reader
 from shm.sweep import sweep
 from tensorbus import running
-from tensorbus.broker_link import ID_IN_USE, NONCE_NBYTES, BrokerLink
+from tensorbus.broker_link import BrokerLink
 from tensorbus.fronts import Fronts
+from tensorbus.identity import Identity
 from tensorbus.logs import current_settings
 from tensorbus.sweeping import sweep_for_ever
 
@@ -46,14 +44,12 @@ _SECOND_NS = 10**9
 
 async def run(settings: GatewaySettings) -> int:
     """Until SIGINT or SIGTERM, or until the broker refuses it; the exit code."""
-    try:
-        gateway = GatewayService(settings)
-        return await running.run(gateway, "gateway", gateway.is_over)
-    except OSError as error:  # of the directories and sockets that it cannot be without
-        return running.failed(f"Internal - {error.strerror or error}", "gateway")
-    except Exception:
-        log.exception("the gateway failed")
-        return 1
+    return await running.exit_code(_run(settings), "gateway")
+
+
+async def _run(settings: GatewaySettings) -> int:
+    gateway = GatewayService(settings)
+    return await running.run(gateway, "gateway", gateway.is_over)
 
 
 class GatewayService:
@@ -65,15 +61,13 @@ class GatewayService:
         directory = default_directory()
         sweep(directory)
         self._shm_directory = directory
-        self._service = _new_id()
-        self._store = Store(directory, initial=settings.shm_default_byte_size, tag=self._service)
+        self._identity = Identity(directory, settings.shm_default_byte_size)
+        self._store = self._identity.store
         self._reader = Reader(directory)
-        self._nonce = secrets.token_bytes(NONCE_NBYTES)
-        self._probe: Block | None = None
         self.recorder = Recorder(custom=False)
         self.record = self.recorder.gateway = GatewayRecord()
         self._fronts = Fronts(settings, self.recorder)
-        self._link = BrokerLink(settings.broker, self._service, settings.trust, self._reader, self)
+        self._link = BrokerLink(settings.broker, self._identity.service, settings.trust, self._reader, self)
         self._lost_at: int | None = None  # None before it was ever joined, and once that is made good
         self._is_dismissed = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,22 +82,11 @@ class GatewayService:
         self._bus = RemoteBus(loop, self._store, self._link.say, self.record)
         admission = Admission(self.recorder.pressure, settings.max_queued_bytes)
         self._dataplane = DataPlane(self._bus, self._store, self._reader, settings.id, current_settings(), admission)
-        self._dataplane.number_from(first_request(self._service))
-        self._probe = self._show_nonce()
+        self._dataplane.number_from(first_request(self._identity.service))
         await self._fronts.start(self._dataplane, lambda done: done(self._bus.is_ready and self._bus.says_ready))
         self._link.start()
         for work in (self._fronts.keep_house(self._dataplane), sweep_for_ever(self._shm_directory)):
             self._tasks.append(loop.create_task(work))
-
-    def _show_nonce(self) -> Block | None:
-        """Where others can read it, if they share our memory."""
-        try:
-            block = self._store.allocate(len(self._nonce))
-        except ShmFull as error:
-            log.warning("shared memory is not used: tensors travel in messages, which is slower", cause=str(error))
-            return None
-        block.view[:] = self._nonce
-        return block
 
     @property
     def ports(self) -> dict[str, int]:
@@ -113,9 +96,8 @@ class GatewayService:
     # --- the broker -----------------------------------------------------------------------------------------------
 
     def join(self) -> Join:
-        probe = Handle("", 0, 0) if self._probe is None else Handle(*self._probe[:3])
-        cluster = self._settings.cluster_id
-        return Join(JOIN, services.VERSION, cluster, GATEWAY, self._service, self._settings.id, probe, self._nonce)
+        we, settings = self._identity, self._settings
+        return Join(JOIN, services.VERSION, settings.cluster_id, GATEWAY, we.service, settings.id, we.probe, we.nonce)
 
     def on_joined(self, welcome: Welcome) -> None:
         if self._lost_at is not None:
@@ -147,27 +129,15 @@ class GatewayService:
             self._bus.heard(message, frames)
 
     def on_refused(self, reason: str) -> None:
-        if self.is_over.is_set():  # it was asked twice before it answered
-            return
-        if not reason.startswith(ID_IN_USE):
-            log.error("the broker refuses this gateway", reason=reason)
-            self.is_over.set()
-        elif self._take_new_id():
-            log.warning("another id is chosen", reason=reason)
-            self._link.redial(self._service)
-        # Else it has requests under this id: it is we who are still thought to be there, until that is noticed.
+        log.error("the broker refuses this gateway", reason=reason)
+        self.is_over.set()
 
-    def _take_new_id(self) -> bool:
+    def take_new_id(self) -> str:
         """Nothing may be left under the old one: it is in the ids of requests and in the names of segments."""
-        if self._probe is not None:
-            self._store.free(self._probe)
-        service = _new_id()
-        taken = self._bus.is_idle and self._store.retag(service)
-        if taken:
-            self._service = service
+        service = self._identity.renew() if self._bus.is_idle else ""
+        if service:
             self._dataplane.number_from(first_request(service))
-        self._probe = self._show_nonce()
-        return taken
+        return service
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
@@ -200,7 +170,3 @@ class GatewayService:
 
     def _say_in_flight(self, left_s: float) -> None:
         log.info(f"Timeout {left_s:.0f}: Found {self.record.pending} in-flight inferences")
-
-
-def _new_id() -> str:
-    return secrets.token_hex(4)

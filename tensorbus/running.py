@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import structlog
@@ -69,6 +69,17 @@ async def run(service: Service, name: str = "server", over: asyncio.Event | None
         return 0 if stopped.is_set() else 1
     log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
     return 1
+
+
+async def exit_code(life: Awaitable[int], name: str = "server") -> int:
+    """Of a whole life, from what it is made of on: ``run`` knows only of what can fail from its start on."""
+    try:
+        return await life
+    except OSError as error:  # of the directories and sockets that it cannot be without
+        return failed(f"Internal - {error.strerror or error}", name)
+    except Exception:
+        log.exception(f"the {name} failed")
+        return 1
 
 
 def failed(reason: str, name: str = "server") -> int:

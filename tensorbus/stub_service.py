@@ -10,7 +10,6 @@ The broker decides all; here are the processes, their environments, their files 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -41,15 +40,16 @@ from protocol.services import (
     ToStubs,
     Welcome,
 )
-from shm.errors import BadHandle, ShmFull
+from shm.errors import BadHandle
 from shm.segment import NAME, default_directory
-from shm.store import Block, Reader, Store
+from shm.store import Block, Reader
 from shm.sweep import sweep
 from tensorbus import backends, gpus, running
-from tensorbus.broker_link import ID_IN_USE, NONCE_NBYTES, BrokerLink
+from tensorbus.broker_link import BrokerLink
 from tensorbus.environments import Environments
 from tensorbus.fronts import start_metrics
 from tensorbus.hosted_stubs import HostedStubs
+from tensorbus.identity import ID_LENGTH, Identity, handle_of
 from tensorbus.relay import Relay
 from tensorbus.run_directory import run_directory
 from tensorbus.stub_paths import Places
@@ -60,23 +60,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_TAG_DIGITS = 8  # of a service's id
+_STORE_NBYTES = 1 << 12  # two nonces are all that it holds
 _TOLD_AFTER_S = 0.5
 _HOUSEKEEPING_S = 1.0
-_NOWHERE = Handle("", 0, 0)
 
 
 async def run(settings: StubHostSettings) -> int:
     """Until SIGINT or SIGTERM, or until the broker refuses it; the exit code."""
-    try:
-        with run_directory() as run_dir:
-            host = StubHost(settings, run_dir)
-            return await running.run(host, "stub host", host.is_over)
-    except OSError as error:  # of the directories and sockets that it cannot be without
-        return running.failed(f"Internal - {error.strerror or error}", "stub host")
-    except Exception:
-        log.exception("the stub host failed")
-        return 1
+    return await running.exit_code(_run(settings), "stub host")
+
+
+async def _run(settings: StubHostSettings) -> int:
+    with run_directory() as run_dir:
+        host = StubHost(settings, run_dir)
+        return await running.run(host, "stub host", host.is_over)
 
 
 class StubHost:
@@ -89,8 +86,7 @@ class StubHost:
         self._settings = settings
         self._shm_directory = default_directory()
         sweep(self._shm_directory)
-        self._nonce = secrets.token_bytes(NONCE_NBYTES)
-        self._new_identity()
+        self._identity = Identity(self._shm_directory, _STORE_NBYTES)
         self._reader = Reader(self._shm_directory)
         bus = f"ipc://{run_dir}/bus"
         self._stubs = HostedStubs(
@@ -102,7 +98,7 @@ class StubHost:
             self.record,
             self._on_death,
         )
-        self._link = BrokerLink(settings.broker, self._service, settings.trust, self._reader, self)
+        self._link = BrokerLink(settings.broker, self._identity.service, settings.trust, self._reader, self)
         self._relay = Relay(bus, self._shm_directory, self.record, self._link.send, self._fit, self._stubs.kill)
         self._places = Places()
         self._stub_probe: Block | None = None
@@ -118,22 +114,6 @@ class StubHost:
             Stop: self._on_stop,
             ToStubs: self._relay.forward,
         }
-
-    def _new_identity(self) -> None:
-        """The id stands in the names of our segments, by which it is known whose memory a handle means."""
-        self._service = secrets.token_hex(_TAG_DIGITS // 2)
-        self._store = Store(self._shm_directory, initial=1 << 12, tag=self._service)
-        self._probe = _handle(self._show(self._nonce))
-
-    def _show(self, nonce: bytes) -> Block | None:
-        """Where others can read it, if they share our memory; None if we have none."""
-        try:
-            block = self._store.allocate(len(nonce))
-        except ShmFull as error:
-            log.warning("shared memory is not used: tensors travel in messages, which is slower", cause=str(error))
-            return None
-        block.view[:] = nonce
-        return block
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -168,10 +148,10 @@ class StubHost:
             services.VERSION,
             settings.cluster_id,
             STUB_HOST,
-            self._service,
+            self._identity.service,
             settings.host_name,
-            self._probe,
-            self._nonce,
+            self._identity.probe,
+            self._identity.nonce,
             list(settings.model),
             list(gpus.usable()),
         )
@@ -184,9 +164,8 @@ class StubHost:
                 "the broker has another number of repositories", there=len(welcome.repositories), here=len(ours)
             )
         self._places = Places(welcome.repositories, ours)
-        if self._stub_probe is not None:
-            self._store.free(self._stub_probe)
-        self._stub_probe = self._show(welcome.nonce)
+        self._hide_stub_probe()
+        self._stub_probe = self._identity.show(welcome.nonce)
         self.record.broker_up = True
         self._relay.joined()
         if self._is_leaving:
@@ -207,18 +186,20 @@ class StubHost:
         do(message, frames)
 
     def on_refused(self, reason: str) -> None:
-        if self.is_over.is_set():  # it was asked twice before it answered
-            return
-        if not reason.startswith(ID_IN_USE):
-            log.error("the broker refuses this stub host", reason=reason)
-            self.is_over.set()
-        elif not self._stubs:
-            log.warning("another id is chosen", reason=reason)
-            self._store.close()
-            self._new_identity()
-            self._stub_probe = None
-            self._link.redial(self._service)
-        # Else our id is in the names of segments: it is we who are still thought to be there, until that is noticed.
+        log.error("the broker refuses this stub host", reason=reason)
+        self.is_over.set()
+
+    def take_new_id(self) -> str:
+        """The old one is in the names of the segments of stubs, too."""
+        if self._stubs:
+            return ""
+        self._hide_stub_probe()
+        return self._identity.renew()
+
+    def _hide_stub_probe(self) -> None:
+        block, self._stub_probe = self._stub_probe, None
+        if block is not None:
+            self._identity.store.free(block)
 
     # --- stubs ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +216,7 @@ class StubHost:
     def _fit(self, key: str, load: Load) -> Load:
         """The broker's Load for a stub, with what is another here."""
         return self._stubs.fit(key, load)._replace(
-            probe=_handle(self._stub_probe), shm_directory=self._shm_directory, tag=self._service
+            probe=handle_of(self._stub_probe), shm_directory=self._shm_directory, tag=self._identity.service
         )
 
     # --- memory ---------------------------------------------------------------------------------------------------
@@ -253,7 +234,7 @@ class StubHost:
     def _view(self, handle: Handle) -> memoryview:
         """Raises BadHandle."""
         name = NAME.fullmatch(handle.segment)
-        if name is None or handle.segment.rpartition("-")[2][:_TAG_DIGITS] != self._service:
+        if name is None or handle.segment.rpartition("-")[2][:ID_LENGTH] != self._identity.service:
             raise BadHandle("a tensor handle names no segment of this host")
         return self._reader.view(*handle)
 
@@ -278,7 +259,7 @@ class StubHost:
         self._relay.close()
         self._link.close()
         self._reader.close()
-        self._store.close()
+        self._identity.store.close()
         return finished
 
     def _is_finished(self) -> bool:
@@ -294,7 +275,3 @@ class StubHost:
 
     def _say_left(self, left_s: float) -> None:
         log.info(f"Timeout {left_s:.0f}: {len(self._stubs)} instances are left")
-
-
-def _handle(block: Block | None) -> Handle:
-    return _NOWHERE if block is None else Handle(*block[:3])
