@@ -305,7 +305,7 @@ def test_nothing_overtakes_what_is_undecided(calls: Calls, bus: FakeBus) -> None
         bus.submitted.clear()
         calls.loopback.cut()
         bus.hold = False
-        calls.broker.fate = lambda message: fates.append(message) or Fate(FATE, [], [])  # type: ignore[func-returns-value]
+        calls.broker.fate = lambda message: fates.append(message) or Fate(FATE, [], [])
         calls.remote.heard = lambda *of: None  # type: ignore[method-assign]
         calls.loopback.join()
         del calls.remote.heard  # type: ignore[method-assign]
