@@ -52,10 +52,12 @@ def test_a_dot_in_the_name_tells_the_backend():
 
 
 def test_a_model_of_no_known_backend_is_refused():
-    with pytest.raises(
-        InvalidArgument, match=r"^Invalid model name: Could not determine backend for model 'm' with no"
-    ):
+    with pytest.raises(InvalidArgument) as refused:
         completed(files=("weights.bin",))
+    assert str(refused.value) == (
+        "Invalid model name: Could not determine backend for model 'm' with no backend in model configuration. "
+        "Expected model name of the form 'model.<backend_name>'."
+    )
 
 
 def test_an_empty_name_becomes_the_directorys():

@@ -54,7 +54,7 @@ def test_a_link_to_a_directory_is_a_model_and_a_dangling_one_hides_nothing(model
     assert [directory.name for directory in scan(models).models] == ["linked"]
 
 
-def test_a_hidden_directory_is_a_model_that_cannot_be_polled(models):
+def test_a_hidden_directory_is_a_model_and_one_of_no_backend_cannot_be_polled(models):
     (models / "hidden").mkdir()
     (models / ".ipynb_checkpoints" / "1").mkdir(parents=True)
     add(models, "good")

@@ -83,6 +83,8 @@ def test_every_datatype_can_be_warmed_up_with(warm, datatype, data):
     assert array.shape == (2, 3)
     if datatype == "STRING":
         assert array.tolist() == [[b""] * 3] * 2
+    elif data == "zero_data":
+        assert not array.any()
 
 
 def test_a_model_that_batches_gets_batches_of_one(warm):

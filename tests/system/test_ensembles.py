@@ -75,6 +75,16 @@ def answer(self, request):
         return pb_utils.InferenceResponse(error=response.error())
     return respond(request, response.output_tensors()[0].as_numpy() + 0.5)
 """
+# Begins nothing before the other one of the two has begun.
+MEETING = """
+def initialize(self, args):
+    names = (args["model_name"], "right" if args["model_name"] == "left" else "left")
+    self.mine, self.other = (os.path.join(args["model_repository"], "..", "..", name) for name in names)
+def execute(self, requests):
+    open(self.mine, "w").close()
+    wait_for(self.other)
+    return [respond(request, values(request)) for request in requests]
+"""
 TWO_OUTPUTS = "max_batch_size: 0\n" + tensors("input", "IN") + tensors("output", "OUT", "OTHER")
 OPTIONAL = "max_batch_size: 0\n" + tensors("input", "IN", "OTHER?") + tensors("output", "OUT")
 BATCHED = "max_batch_size: 4\n" + tensors("input", "IN", dims="2") + tensors("output", "OUT", dims="2")
@@ -91,6 +101,8 @@ def add_all(repository: Repository) -> None:
     repository.add("in_place", IN_PLACE)
     repository.add("polling", POLLING)
     repository.add("caller", CALLER)
+    for name in ("left", "right"):
+        repository.add(name, MEETING)
     add_chain(repository, "chain", "double", "double", "in_place")
     add_chain(repository, "idents", "ident", "ident", "ident")
     add_chain(repository, "nested", "chain", "double")
@@ -101,6 +113,8 @@ def add_all(repository: Repository) -> None:
     add_ensemble(repository, "diamond", step("two", {"IN": "IN"}, {"OUT": "a", "OTHER": "b"}), join)
     other = step("double", {"IN": "IN"}, {"OUT": "b"})
     add_ensemble(repository, "shares", step("in_place", {"IN": "IN"}, {"OUT": "a"}), other, join)
+    sides = [step(name, {"IN": "IN"}, {"OUT": tensor}) for name, tensor in (("left", "a"), ("right", "b"))]
+    add_ensemble(repository, "meets", *sides, join)
     batched = step("batched", {"IN": "IN"}, {"OUT": "OUT"})
     add_ensemble(repository, "batches", batched, io=BATCHED.split("\n", 1)[1], max_batch_size=4)
 
@@ -128,6 +142,10 @@ def test_steps_run_in_the_order_of_their_tensors(
 ) -> None:
     for _ in range(3):
         assert server.post(ensemble, given).data == right
+
+
+def test_steps_that_need_nothing_of_each_other_run_at_the_same_time(server: Server) -> None:
+    assert server.post("meets", [1, 2], timeout_s=20).data == [2, 4]
 
 
 def test_an_output_that_a_step_does_not_give_is_missing_for_the_next(server: Server) -> None:

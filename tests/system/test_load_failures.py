@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,21 @@ WAYS = {  # methods of the model, or the whole of its file; what the reason must
         "Stub process 'bad' is not healthy.",
     ),
 }
+
+
+# Of instances that are inside at the same time one makes a note; the model "later" comes up at its second try.
+ALONE = """
+def initialize(self, args):
+    try:
+        os.mkdir(%r)
+        time.sleep(0.1)
+        os.rmdir(%r)
+    except FileExistsError:
+        open(%r, "w").close()
+    if args["model_name"] == "later" and not os.path.exists(%r):
+        open(%r, "w").close()
+        raise ValueError("not yet")
+"""
 
 
 def ends_with_1(server: Server, timeout_s: float = 10) -> None:
@@ -120,10 +137,26 @@ def test_a_config_that_cannot_be_read_is_told_and_the_others_load(repository: Re
     repository.add("ident")
     repository.add("bad", config="this is no config {")
     server = start("--exit-on-error=false")
-    assert server.lines("bad", "config.pbtxt")
+    assert server.lines("Poll failed for model directory 'bad': failed to read text proto from", "bad/config.pbtxt")
     assert server.post("ident", [1.0]).data == [1.0]
     assert server.post("bad", [1.0]).status == 404
+    assert server.index()["bad:"] == {"name": "bad"}
     assert not server.ready()
+
+
+def test_loads_come_one_by_one_and_are_tried_again_as_the_flags_say(
+    repository: Repository, start: Start, flag: Callable[[str], Path]
+) -> None:
+    names = ("a", "b", "later")
+    for name in names:
+        repository.add(
+            name, ALONE % (*[str(flag("inside"))] * 2, str(flag("met")), *[str(flag("tried"))] * 2) + IDENTITY
+        )
+    server = start("--model-load-thread-count=1", "--model-load-retry-count=1")
+    assert [server.post(name, [1.0]).data for name in names] == [[1.0]] * 3
+    assert not flag("met").exists()
+    assert len(server.lines("failed to load 'later' version 1: Internal: ValueError: not yet")) == 1
+    assert len(server.lines("successfully loaded 'later'")) == 1
 
 
 def test_if_one_instance_of_a_model_fails_all_of_it_is_taken_back(repository: Repository, start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -138,6 +139,26 @@ def test_a_model_named_that_is_not_there_fails_the_start(repository: Repository,
     assert not server.ready()
     repository.add("nope")
     assert load(server, "nope") == (200, "") and server.ready()
+
+
+def test_the_log_tells_of_loads_and_unloads_in_the_words_of_the_original(repository: Repository, start: Start) -> None:
+    repository.add("m")
+    repository.add("bad", "def initialize(self, args):\n    raise ValueError('no weights')")
+    server = start(EXPLICIT)
+    assert [load(server, name)[0] for name in ("m", "bad", "nope")] == [200, 400, 500]
+    assert unload(server, "m") == (200, "")
+    eventually(lambda: server.lines("successfully unloaded"))
+    words = re.compile(r'([IE])\d{4} .*\] "((?:loading|successfully|failed).*?)(?:\\n.*)?"')
+    lines = [words.fullmatch(line) for line in server.text().splitlines()]
+    assert [line.groups() for line in lines if line] == [
+        ("I", "loading: m:1"),
+        ("I", "successfully loaded 'm'"),
+        ("I", "loading: bad:1"),
+        ("E", "failed to load 'bad' version 1: Internal: ValueError: no weights"),
+        ("E", "failed to load 'bad'"),
+        ("E", "failed to poll model 'nope': model not found in any model repository."),
+        ("I", "successfully unloaded 'm' version 1"),
+    ]
 
 
 def test_without_explicit_mode_nothing_is_loaded_on_request(repository: Repository, start: Start) -> None:

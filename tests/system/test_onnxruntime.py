@@ -210,15 +210,19 @@ VALUES = [
     (TensorProto.DOUBLE, "FP64", np.float64([[1e300, 2, 3]])),
     (BOOL, "BOOL", np.array([[True, False, True]])),
     (TensorProto.INT8, "INT8", np.int8([[-128, 0, 127]])),
-    (TensorProto.UINT16, "UINT16", np.uint16([[0, 1, 65535]])),
+    (TensorProto.INT16, "INT16", np.int16([[-(2**15), 0, 2**15 - 1]])),
+    (TensorProto.INT32, "INT32", np.int32([[-(2**31), 0, 2**31 - 1]])),
     (INT64, "INT64", np.int64([[-(2**63), 0, 2**63 - 1]])),
+    (TensorProto.UINT8, "UINT8", np.uint8([[0, 1, 255]])),
+    (TensorProto.UINT16, "UINT16", np.uint16([[0, 1, 65535]])),
+    (TensorProto.UINT32, "UINT32", np.uint32([[0, 1, 2**32 - 1]])),
     (TensorProto.UINT64, "UINT64", np.uint64([[0, 1, 2**64 - 1]])),
 ]
 
 
 def test_every_datatype_goes_through(repository: Repository, start: Start) -> None:
     for number, datatype, _ in VALUES:
-        add(repository, identity(number), name=datatype)
+        add(repository, identity(number), "instance_group [{ kind: KIND_CPU count: 1 }]", name=datatype)
     server = start()
     for _, datatype, array in VALUES:
         result = infer(server, {"X": array}, datatype, model=datatype)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 
 from tests.system.conftest import Answer, Repository, Server, eventually, serving
 from tests.system.ensemble_models import add_ensemble, step, tensors
@@ -88,6 +90,10 @@ def server(gates: Gates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     repository.add("ranked", GATED, config=CONFIG % (RANKED, 1))
     repository.add("ordered", GATED, config=CONFIG % ("preserve_ordering: true", 2))
     repository.add("parent", PARENT)
+    unscheduled = [line for line in (CONFIG % ("", 1)).splitlines() if "dynamic_batching" not in line]
+    repository.add("unscheduled", GATED, config="\n".join(unscheduled))
+    repository.add("batched", GATED, config=CONFIG % ("", 1))
+    repository.add("levels", GATED, config=CONFIG % ("priority_levels: 2 default_priority_level: 1", 1))
     io = tensors("input", "IN", dims="1") + tensors("output", "OUT", dims="1")
     add_ensemble(repository, "whole", step("step", {"IN": "IN"}, {"OUT": "OUT"}), io=io, max_batch_size=4)
     with serving(repository, path) as start:
@@ -172,3 +178,24 @@ def test_with_preserve_ordering_no_response_overtakes_that_to_an_earlier_request
     gates.open("ordered", 1)
     assert [first.result(60).status, second.result(60).status] == [200, 200]
     assert server.metric("nv_inference_exec_count", "ordered") == 2
+
+
+@pytest.mark.parametrize("model", ["unscheduled", "batched", "levels"])
+def test_a_cancelled_request_leaves_the_queue_and_reaches_no_model(server, gates, clients, model):
+    running = clients.submit(send, server, model, 1)
+    eventually(lambda: gates.begun(model))
+    tensor = tritonclient.grpc.InferInput("IN", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 1), 2, np.float32))
+    errors = []
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        call = client.async_infer(model, [tensor], lambda result, error: errors.append(error))
+        eventually(lambda: server.pending(model) == 1)
+        behind = clients.submit(send, server, model, 3)
+        eventually(lambda: server.pending(model) == 2)
+        call.cancel()
+        eventually(lambda: errors and server.pending(model) == 1, what="it goes while the instance is busy")
+    gates.open(model, 1)
+    assert [running.result(60).status, behind.result(60).status] == [200, 200]
+    assert [error.status() for error in errors] == ["StatusCode.CANCELLED"]
+    assert gates.begun(model) == [1, 3]
+    assert server.failures(model) == {"CANCELED": 1}

@@ -6,7 +6,7 @@ import pytest
 from tests.stub.batch import side_by_side
 
 onnx = pytest.importorskip("onnx", reason="the package onnx, which makes the models, is not installed")
-pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
 
 TYPES = {"TYPE_FP32": 1, "TYPE_STRING": 8}
 
@@ -30,6 +30,38 @@ def config(data_type="TYPE_FP32", max_batch_size=8, more=(), output=(-1,), **of_
     inputs += [{"name": name, "data_type": "TYPE_INT64", "dims": [1]} for name in more]
     outputs = [{"name": "Y", "data_type": data_type, "dims": list(output), **of_output}]
     return {"max_batch_size": max_batch_size, "input": inputs, "output": outputs}
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [(0, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
+)
+def test_levels_of_optimization_are_those_of_the_original(load, tmp_path, level, name):
+    write(tmp_path, node("Identity"))
+    model = load("onnxruntime", **config(), optimization={"graph": {"level": level}})
+    options = model.instance._session.get_session_options()
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, name)
+
+
+def test_parameters_are_options_of_the_session_and_of_its_runs(load, tmp_path):
+    write(tmp_path, node("Identity"))
+    given = {
+        "intra_op_thread_count": "3",
+        "inter_op_thread_count": "2",
+        "execution_mode": "1",
+        "enable_mem_arena": "0",
+        "enable_mem_pattern": "0",
+        "memory.enable_memory_arena_shrinkage": "cpu:0",
+        "session.use_device_allocator_for_initializers": "1",
+    }
+    parameters = {key: {"string_value": text} for key, text in given.items()}
+    instance = load("onnxruntime", **config(), parameters=parameters).instance
+    options = instance._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
+    assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
+    assert instance._run_options.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "cpu:0"
 
 
 def test_requests_of_one_shape_run_as_one(load, tmp_path):
