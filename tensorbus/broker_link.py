@@ -33,7 +33,7 @@ from shm.store import Reader
 from tensorbus.curve import Trust
 from tensorbus.dialer import Dialer
 from tensorbus.identity import NONCE_NBYTES
-from tensorbus.membership import Due, Membership
+from tensorbus.own_membership import Due, OwnMembership
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ _SAY_AFTER_NS = 3 * 10**9  # that no broker has welcomed us
 _MAX_FAULTS = 100  # different ones that are remembered as logged
 
 
-class Member(Protocol):
+class Owner(Protocol):
     """Whose way it is."""
 
     def join(self) -> Join: ...
@@ -70,17 +70,17 @@ class Member(Protocol):
 class BrokerLink:
     """Call it on the loop that it was started on."""
 
-    def __init__(self, address: str, service: str, trust: Trust | None, reader: Reader, member: Member) -> None:
+    def __init__(self, address: str, service: str, trust: Trust | None, reader: Reader, owner: Owner) -> None:
         """``reader`` is of the memory that others may share with us."""
         self._address = address
         self._service = service
         self._reader = reader
-        self._member = member
+        self._owner = owner
         self._dialer = Dialer(
             address, service, trust, self._heard, lambda: None, self._connected, self._disconnected, self._arriving
         )
         self._started_at = time.monotonic_ns()
-        self.membership = Membership(self._started_at)
+        self.membership = OwnMembership(self._started_at)
         self._ticking: asyncio.Task[None] | None = None
         self._faults: set[str] = set()
         self._has_said_that_it_waits = False
@@ -123,16 +123,16 @@ class BrokerLink:
         now = time.monotonic_ns()
         due = self.membership.due(now)
         if due is Due.JOIN:
-            self.say(self._member.join())
+            self.say(self._owner.join())
         elif due is Due.BEAT:
             self.say(Beat(BEAT))
         elif due is Due.LOST:
             log.warning("the broker is not heard from any more")
-            self._member.on_lost()
+            self._owner.on_lost()
         if not self.membership.broker and now - self._started_at > _SAY_AFTER_NS and not self._has_said_that_it_waits:
             self._has_said_that_it_waits = True
             log.info("waiting for the broker", address=self._address)
-        self._member.on_tick(now)
+        self._owner.on_tick(now)
 
     def _connected(self) -> None:
         self.membership.connected(time.monotonic_ns())
@@ -143,16 +143,16 @@ class BrokerLink:
 
     def _let_go(self) -> None:
         self.membership.disconnected()
-        self._member.on_lost()
+        self._owner.on_lost()
 
     def _refused(self, reason: str) -> None:
         if self._is_refused:  # it was asked twice before it answered
             return
         if not reason.startswith(ID_IN_USE):
             self._is_refused = True
-            self._member.on_refused(reason)
+            self._owner.on_refused(reason)
             return
-        service = self._member.take_new_id()
+        service = self._owner.take_new_id()
         if service:
             log.warning("another id is chosen", reason=reason)
             self._service = service
@@ -174,7 +174,7 @@ class BrokerLink:
             elif isinstance(message, Refused):
                 self._refused(message.reason)
             elif not isinstance(message, Beat):
-                self._member.on_message(message, frames)
+                self._owner.on_message(message, frames)
         except ProtocolError as fault:
             self._say_broken(str(fault))
             self._begin_anew()
@@ -191,7 +191,7 @@ class BrokerLink:
         if self.membership.welcomed(welcome, time.monotonic_ns()):
             log.info("joined the broker", broker=welcome.broker, again=again)
             self.say(Proved(PROVED, self._read_probes(welcome)))
-            self._member.on_joined(welcome)
+            self._owner.on_joined(welcome)
 
     def _read_probes(self, welcome: Welcome) -> dict[str, bytes]:
         """Of those with whom we share memory, and so most often of few."""

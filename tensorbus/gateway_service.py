@@ -53,7 +53,7 @@ async def _run(settings: GatewaySettings) -> int:
 
 
 class GatewayService:
-    """A running.Service, and the broker_link.Member of its link."""
+    """A running.Service, and the broker_link.Owner of its link."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings

@@ -77,7 +77,7 @@ async def _run(settings: StubHostSettings) -> int:
 
 
 class StubHost:
-    """A running.Service, and the broker_link.Member of its link."""
+    """A running.Service, and the broker_link.Owner of its link."""
 
     def __init__(self, settings: StubHostSettings, run_dir: str) -> None:
         self.recorder = Recorder(custom=False)

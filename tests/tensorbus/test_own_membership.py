@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ProtocolError
 from protocol.services import WELCOME, Welcome
-from tensorbus.membership import JOIN_EVERY_NS, Due, Membership
+from tensorbus.own_membership import JOIN_EVERY_NS, Due, OwnMembership
 
 MS = 1_000_000
 
@@ -15,8 +15,8 @@ def welcome(broker: str = "one", beat_ms: int = 100, silence_ms: int = 400) -> W
     return Welcome(WELCOME, 1, broker, beat_ms * MS, silence_ms * MS, {})
 
 
-def member(now: int = 0) -> Membership:
-    found = Membership(now)
+def member(now: int = 0) -> OwnMembership:
+    found = OwnMembership(now)
     found.connected(now)
     assert found.due(now) is Due.JOIN and found.welcomed(welcome(), now)
     found.heard(now)
@@ -24,7 +24,7 @@ def member(now: int = 0) -> Membership:
     return found
 
 
-def due_until(found: Membership, start: int, end: int) -> list[tuple[int, Due]]:
+def due_until(found: OwnMembership, start: int, end: int) -> list[tuple[int, Due]]:
     """Asked each 10 ms; whatever is due is said to have been done. By milliseconds."""
     dues = []
     for now in range(start, end, 10):
@@ -36,7 +36,7 @@ def due_until(found: Membership, start: int, end: int) -> list[tuple[int, Due]]:
 
 
 def test_it_joins_again_and_again_while_there_is_a_connection_and_no_welcome() -> None:
-    found = Membership(0)
+    found = OwnMembership(0)
     assert due_until(found, 0, 2000) == []
     found.connected(2000 * MS)
     joins = due_until(found, 2000, 3200)
@@ -87,7 +87,7 @@ def test_a_second_welcome_of_the_same_process_is_no_news_and_one_of_another_is()
 
 @pytest.mark.parametrize("beat_ms, silence_ms", [(0, 400), (-1, 400), (400, 400), (500, 400), (100, 10**10)])
 def test_a_welcome_with_times_that_cannot_be_kept_breaks_the_protocol(beat_ms: int, silence_ms: int) -> None:
-    found = Membership(0)
+    found = OwnMembership(0)
     with pytest.raises(ProtocolError):
         found.welcomed(welcome("one", beat_ms, silence_ms), 0)
     assert not found.is_member

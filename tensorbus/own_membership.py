@@ -25,7 +25,7 @@ class Due(Enum):
     LOST = "lost"
 
 
-class Membership:
+class OwnMembership:
     """To be asked what is ``due`` several times in a ``silence_ns``, and told what happens."""
 
     def __init__(self, now: int) -> None:
