@@ -9,9 +9,11 @@ from broker.membership import Member, Membership
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames
 from broker.registry import Registry
+from protocol.errors import ServingError
 from protocol.services import CATALOGUE, STUB_HOST, Catalogue, Row, ToService
 
 Rows = Mapping[str, list[Row]]
+_NONE = Row(-1, VersionState.UNAVAILABLE.value)
 SendTo = Callable[[str, ToService, Frames], bool]  # False if the service cannot be reached
 
 
@@ -58,23 +60,28 @@ class Catalogues:
             changed.update({model: [] for model in former if model not in rows})
             if changed or hosts != told.hosts or told.models is None:
                 told.models, told.hosts = rows, hosts
-                self._send(service, Catalogue(CATALOGUE, changed, hosts), ())
+                self._send(service, Catalogue(CATALOGUE, changed, hosts, self._registry.has_namespaces), ())
 
     def _rows(self, domain: str) -> Rows:
         """As a gateway of this domain sees them."""
         rows: dict[str, list[Row]] = {model: [] for model in self._registry.failures}
         for version in self._registry.listed():
             rows.setdefault(version.name, []).append(self._row(version, domain))
-        return {model: of or [Row(-1, VersionState.UNAVAILABLE.value)] for model, of in rows.items()}
+        for name in self._registry.names_in_namespaces():
+            try:
+                rows[name] = rows[self._registry.meant(name)]
+            except ServingError as error:
+                rows[name] = [_NONE._replace(error=(int(error.kind), str(error)))]
+        return {model: of or [_NONE] for model, of in rows.items()}
 
     def _row(self, version: ModelVersion, domain: str) -> Row:
         state = version.state.value
         if version.state is not VersionState.READY:
             return Row(version.version, state)
-        hosts = {
-            instance.host
-            for part in self._registry.with_models(version)
-            for instance in (*part.instances, *part.joining, *part.arriving)
-        }
-        shared = all(self._membership.domains.of(host) == domain for host in hosts)
+        parts, domains = self._registry.with_models(version), self._membership.domains
+        instances = (instance for one in parts for instance in (*one.instances, *one.joining, *one.arriving))
+        readers = {instance.host for instance in instances}
+        if any(one.cached for one in parts):
+            readers.add(domains.own)  # looks at what it is asked
+        shared = all(domains.of(reader) == domain for reader in readers)
         return Row(version.version, state, version.signature, shared)

@@ -171,7 +171,7 @@ class Core:
         """Somebody has had it loaded by an earlier broker."""
         if not self._settings.explicit_control:
             return []
-        return self._asked.load(LoadModel(model, None, lambda error: None), now)
+        return self._asked.load(LoadModel(self.registry.name_of(model), None, lambda error: None), now)
 
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {

@@ -19,6 +19,7 @@ class Domains:
     def __init__(self) -> None:
         self._probes: dict[str, _Probe] = {}  # by service
         self._domains: dict[str, str] = {}  # by service
+        self.own = ""  # the broker's id, if it has memory that others may look at
 
     def probes(self) -> dict[str, Handle]:
         """By service, one of each domain: who can read it is of that domain."""

@@ -37,8 +37,15 @@ class Fetches:
         """``send`` is False if the service cannot be reached."""
         self._send = send
         self._numbers = count(1)
+        self._own = ""
+        self._read: Callable[[Handle], bytes] = lambda handle: b""
         self._waiting: dict[int, tuple[str, _Fetch]] = {}  # by number; the owner
         self.total = 0  # tensors that were asked for so far
+
+    def owns(self, service: str, read: Callable[[Handle], bytes]) -> None:
+        """The memory of this one is the broker's own; ``read`` copies what is there, b"" if nothing is."""
+        self._own = service
+        self._read = read
 
     def begin(self, handles: Sequence[Handle], then: Then) -> None:
         """``then`` is called once, perhaps at once."""
@@ -46,16 +53,20 @@ class Fetches:
         owners: dict[str, list[int]] = {}
         for place, handle in enumerate(handles):
             owners.setdefault(owner_of(handle), []).append(place)
-        self.total += len(handles)
         asked = []
+        for place in owners.pop(self._own, ()):
+            fetch.frames[place] = self._read(handles[place])
         for owner, places in owners.items():
             number = next(self._numbers)
             fetch.missing[number] = places
+            self.total += len(places)
             self._waiting[number] = (owner, fetch)
             asked.append((number, owner, Fetch(FETCH, number, [handles[place] for place in places])))
         for number, owner, message in asked:
             if not self._send(owner, message):
                 self._end(number, ())
+        if not asked:
+            then(fetch.frames)
 
     def fetched(self, service: str, message: Fetched, frames: Frames) -> None:
         found = self._waiting.get(message.number)

@@ -16,8 +16,8 @@ class _Host(NamedTuple):
 
 
 class HostTable:
-    """In the order in which they have joined. With the instances of a server that has no other there is one host, its
-    own, which runs all models."""
+    """In the order in which they have joined; models are known by their names, without namespaces. With the instances
+    of a server that has no other there is one host, its own, which runs all models."""
 
     def __init__(self, hosted: bool, gpus: Sequence[int] = ()) -> None:
         self._hosts: dict[str, _Host] = {} if hosted else {LOCAL: _Host(("*",), gpus)}

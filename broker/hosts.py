@@ -63,13 +63,13 @@ class Hosts:
                     actions += self._load(model, now)
         actions += self._startup.resume(now)
         for version in self._registry.serving():
-            if self._table.runs(event.host, version.name):
+            if self._table.runs(event.host, version.config.name):
                 actions += self._fill(version, [event.host], now)
         return actions
 
     def fill(self, version: ModelVersion, now: int) -> list[Action]:
         """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""
-        return self._fill(version, self._table.running(version.name), now)
+        return self._fill(version, self._table.running(version.config.name), now)
 
     def _fill(self, version: ModelVersion, hosts: list[str], now: int) -> list[Action]:
         actions: list[Action] = []

@@ -165,6 +165,8 @@ class Membership:
             return f"there is no role {join.role!r}"
         if join.service != service or not _is_id(service):
             return f"{join.service!r} is not its id"
+        if service == self.domains.own:
+            return f"{IN_USE}: {service} is the broker"
         for other in self._members.values():
             if other.service == service:
                 if other.join.nonce != join.nonce:

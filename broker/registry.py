@@ -149,7 +149,15 @@ class Registry:
     def _serves(self, model: str) -> bool:
         return any(row.state is VersionState.READY for row in self.rows(model))
 
-    def _name_of(self, model: str) -> str:
+    @property
+    def has_namespaces(self) -> bool:
+        return bool(self._namespaces)
+
+    def names_in_namespaces(self) -> set[str]:
+        """Those that may mean one of several models."""
+        return {self.name_of(model) for model in (*self._models, *self._failures)} if self._namespaces else set()
+
+    def name_of(self, model: str) -> str:
         """Without its namespace."""
         spaces = (f"{namespace}::" for namespace in self._namespaces if model.startswith(f"{namespace}::"))
         return model.removeprefix(max(spaces, key=len, default=""))
@@ -275,12 +283,12 @@ class Registry:
                 if ready or name in self._without_versions:
                     continue
                 rows.append(
-                    IndexEntry(self._name_of(name), -1, VersionState.UNAVAILABLE.value if reason else "", reason)
+                    IndexEntry(self.name_of(name), -1, VersionState.UNAVAILABLE.value if reason else "", reason)
                 )
                 continue
             for number, one in sorted(versions.items()) if versions else ():
                 if not ready or one.state is VersionState.READY:
-                    rows.append(IndexEntry(self._name_of(name), number, one.state.value, one.reason))
+                    rows.append(IndexEntry(self.name_of(name), number, one.state.value, one.reason))
         return rows
 
     def check(self) -> None:

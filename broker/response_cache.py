@@ -83,6 +83,11 @@ class ResponseCache:
     def read(self, lease: int) -> None:
         self._let_go(self._leases.pop(lease))
 
+    @property
+    def lent(self) -> int:
+        """Leases that nobody has read to the end."""
+        return len(self._leases)
+
     # --- into it ----------------------------------------------------------------------------------------------------
 
     def knows(self, key: Key) -> bool:

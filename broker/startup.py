@@ -127,7 +127,7 @@ class Startup:
         try:
             if version.source.refusal is not None:
                 raise version.source.refusal
-            gpus = self._hosts.gpus(version.name)
+            gpus = self._hosts.gpus(version.config.name)
             version.config = config_loading.prepare(version.config, gpus, self._backend(version))
         except ServingError as error:
             return self._fail(version, error, now)
@@ -151,7 +151,7 @@ class Startup:
         return self._complete(version, now)
 
     def _complete(self, version: ModelVersion, now: int) -> list[Action]:
-        hosts = self._hosts.running(version.name)
+        hosts = self._hosts.running(version.config.name)
         if not hosts:
             return self._wait_for_host(version, now)
         held = self._adoption.config(version) if self._adoption else ""
@@ -171,7 +171,7 @@ class Startup:
 
     def resume(self, now: int) -> list[Action]:
         """There is one host more."""
-        found = [version for version in self._homeless if self._hosts.running(version.name)]
+        found = [version for version in self._homeless if self._hosts.running(version.config.name)]
         for version in found:
             del self._homeless[version]
         self._waiting.extend(found)
@@ -195,7 +195,7 @@ class Startup:
         version.signature = signature(version.config, version.version, version.source.labels)
         version.schedule(self._settings.delay_scheduler)
         try:
-            for host in self._hosts.running(version.name):
+            for host in self._hosts.running(version.config.name):
                 instances, started = self._start(version, version.config.instances, host, now)
                 version.instances += instances
                 actions += started
@@ -230,14 +230,14 @@ class Startup:
         """A version that serves gets what it lacks of the instances that are wanted."""
         version.reason = ""
         try:
-            gpus = self._hosts.gpus(version.name)
+            gpus = self._hosts.gpus(version.config.name)
             wanted = config_loading.prepare(update.source.config, gpus, self._backend(version))
         except ServingError as error:
             return self._fail(version, error, now)
         update.config = with_instances(version.config, wanted)
         actions: list[Action] = []
         try:
-            for host in self._hosts.running(version.name):
+            for host in self._hosts.running(version.config.name):
                 there = [one for one in version.instances if one.host == host]
                 specs, surplus = compare(there, update.config.instances)
                 update.surplus += surplus

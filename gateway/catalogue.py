@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from protocol.errors import NotFound, ProtocolError, Unavailable
+from protocol.errors import InvalidArgument, NotFound, ProtocolError, ServingError, Unavailable, error_of
 from protocol.model_lookup import no_version_ready, unknown_model, unknown_version, version_not_ready
 from protocol.services import Row
 from protocol.signature import Signature
@@ -16,11 +16,13 @@ READY, LOADING = "READY", "LOADING"
 
 
 class ModelCatalogue:
-    """Invariant: whatever is READY has a signature. A row of version -1 is of a model that is known but has none."""
+    """Invariant: whatever is READY has a signature. A row of version -1 is of a model that is known but has none, or
+    of a name that means none."""
 
-    __slots__ = ("_models",)
+    __slots__ = ("_models", "has_namespaces")
 
     def __init__(self) -> None:
+        self.has_namespaces = False
         self._models: dict[str, dict[int, Row]] = {}
 
     def replace(self, models: Mapping[str, Iterable[Row]]) -> None:
@@ -42,10 +44,11 @@ class ModelCatalogue:
                 self._models.pop(model, None)
 
     def find(self, model: str, version: int) -> Row:
-        """The READY version that a request means; -1 is the highest. Raises NotFound or Unavailable."""
+        """The READY version that a request means; -1 is the highest. Raises NotFound, Unavailable or, for a name in
+        namespaces, InvalidArgument."""
         rows = self._models.get(model)
         if not rows or rows.keys() == {-1}:
-            raise unknown_model(model)
+            raise self._unknown(model)
         if version < 0:
             ready = [number for number, row in rows.items() if row.state == READY]
             if not ready:
@@ -59,6 +62,17 @@ class ModelCatalogue:
         if found.state != READY:
             raise version_not_ready(model, version)
         return found
+
+    def _unknown(self, model: str) -> ServingError:
+        error = self._error(model)
+        if error is not None:
+            return error
+        unknown = unknown_model(model)
+        return InvalidArgument(str(unknown)) if self.has_namespaces else unknown
+
+    def _error(self, model: str) -> ServingError | None:
+        row = self._models.get(model, {}).get(-1)
+        return None if row is None or row.error is None else error_of(*row.error)
 
     def signature(self, model: str, version: int) -> Signature:
         """Raises NotFound or Unavailable."""
@@ -78,7 +92,7 @@ class ModelCatalogue:
         except Unavailable:
             return False
         except NotFound:
-            if version < 0 and model in self._models:
+            if version < 0 and model in self._models and self._error(model) is None:
                 return False
             raise
         return True

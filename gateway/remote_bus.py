@@ -329,6 +329,7 @@ class RemoteBus:
 
     def _learn(self, message: Catalogue) -> None:
         """The first one has all the models, the next ones what has changed."""
+        self.catalogue.has_namespaces = message.namespaces
         if self._knows_all:
             self.catalogue.update(message.models)
         else:

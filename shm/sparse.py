@@ -16,9 +16,9 @@ from .segment import HEADER_NBYTES, Segment
 class SparseSegment:
     """Owns the segment. ``write`` may be called in any thread, by several at once for different places."""
 
-    def __init__(self, directory: str, nbytes: int) -> None:
-        """Room for ``nbytes`` of data. Raises ShmFull."""
-        self._segment = Segment.create(directory, nbytes, reserve=False)
+    def __init__(self, directory: str, nbytes: int, tag: str = "") -> None:
+        """Room for ``nbytes`` of data; ``tag`` as of ``Segment.create``. Raises ShmFull."""
+        self._segment = Segment.create(directory, nbytes, reserve=False, tag=tag)
         try:
             self._fd = os.open(os.path.join(directory, self._segment.name), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:

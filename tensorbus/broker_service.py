@@ -27,6 +27,7 @@ from metrics.recorder import Recorder
 from protocol.interpreters import Interpreter
 from protocol.messages import Handle
 from tensorbus import backends, running
+from tensorbus.broker_memory import BrokerMemory
 from tensorbus.broker_settings import broker_settings
 from tensorbus.cloud import Cloud
 from tensorbus.fronts import start_metrics
@@ -62,12 +63,15 @@ class BrokerService:
         self.recorder = Recorder(custom=settings.allow_metrics)
         record = self.recorder.broker = BrokerRecord()
         found = backends.find(settings.backend_directory, settings.backend_values)
-        broker = broker_settings(settings, "", "", found, response_cache=False, hosted=True)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         epoch_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._cloud = Cloud(settings.model_repository, settings.cloud, run_dir)
         self._repositories = Repositories(
-            self._cloud, not settings.disable_auto_complete_config, run_dir, settings.model_config_name
+            self._cloud,
+            not settings.disable_auto_complete_config,
+            run_dir,
+            settings.model_config_name,
+            settings.namespaces,
         )
         repositories = settings.model_repository
         self._membership = membership = Membership(
@@ -76,8 +80,13 @@ class BrokerService:
         self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up, self._arriving)
         self.bus = ServiceBus(self._link, membership, BEAT_NS, record)
         self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
+        wanted = settings.response_cache_nbytes
+        self._memory = BrokerMemory(wanted, membership.domains, self.bus.fetches) if wanted else None
+        cache = None if self._memory is None else self._memory.cache
+        self.recorder.cache = cache and cache.responses.record
+        broker = broker_settings(settings, "", "", found, response_cache=cache is not None, hosted=True)
         self.server = BrokerServer(
-            Core(broker, self.recorder, Handle("", 0, 0), nonce, epoch_ms),
+            Core(broker, self.recorder, Handle("", 0, 0), nonce, epoch_ms, cache and cache.responses),
             broker,
             self._stubs,
             self._stubs.spawn,
@@ -86,12 +95,14 @@ class BrokerService:
             _no_environment,
             self._repositories,
             _said,
-            dismiss=self.bus.dismiss,
+            cache and cache.memory,
+            self.bus.dismiss,
         )
         self._catalogues = Catalogues(self.server.core.registry, membership, self.bus.send)
         self._gateways = RemoteGateways(self.server, membership, self.bus.fetches, self._catalogues, self.bus.send)
         self._watch = ModelWatch(settings, self.server, self._repositories)
         self._metrics: MetricsEndpoint | None = None
+        self._housekeeping: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
     def _heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
@@ -127,18 +138,26 @@ class BrokerService:
         if self._settings.allow_metrics:
             self._metrics = start_metrics(self._settings, self.recorder, lambda done: done(not self._is_stopping))
         await self._watch.start()
+        if self._memory is not None:
+            self._housekeeping.append(asyncio.create_task(self._memory.keep_house()))
 
     async def stop(self) -> bool:
         """Answers what it has. What comes meanwhile, the stubs and their models are left to the next broker."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
         self._is_stopping = True
+        for task in self._housekeeping:
+            task.cancel()
         self._watch.stop()
         self._gateways.is_closed = True
         self._cloud.stop()
         drained = await within(deadline, lambda: not self.server.core.in_flight(), self._say_in_flight)
+        if self._memory is not None:
+            await self._memory.let_go(deadline)
         await self.server.stop_preparing()
         self.bus.close()
         self.server.close()
+        if self._memory is not None:
+            self._memory.close()
         self._link.close()
         if self._metrics is not None:
             self._metrics.close()

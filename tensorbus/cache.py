@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -22,8 +23,15 @@ class Cache(NamedTuple):
     memory: CacheMemory
 
 
-def open_cache(nbytes: int, shm_directory: str, reader: Reader) -> Cache | None:
-    """None if none is wanted, or there is no shared memory. At most half of the shared memory: tensors need it, too."""
+def open_cache(
+    nbytes: int,
+    shm_directory: str,
+    reader: Reader,
+    memory: Callable[[SparseSegment, Reader], CacheMemory] = CacheMemory,
+    tag: str = "",
+) -> Cache | None:
+    """None if none is wanted, or there is no shared memory. At most half of the shared memory: tensors need it, too.
+    ``tag``: of the segment (``Segment.create``)."""
     if not nbytes:
         return None
     found = os.statvfs(shm_directory)
@@ -33,9 +41,9 @@ def open_cache(nbytes: int, shm_directory: str, reader: Reader) -> Cache | None:
         log.warning("the response cache is smaller than asked for", cause=cause)
         nbytes = most
     try:
-        segment = SparseSegment(shm_directory, nbytes)
+        segment = SparseSegment(shm_directory, nbytes, tag)
     except ShmFull as error:
         log.warning("there is no response cache", cause=str(error))
         return None
     log.info(f"Response Cache is created with size {nbytes}")
-    return Cache(ResponseCache(segment.name, CacheRecord(nbytes)), CacheMemory(segment, reader))
+    return Cache(ResponseCache(segment.name, CacheRecord(nbytes)), memory(segment, reader))

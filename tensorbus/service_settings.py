@@ -80,8 +80,7 @@ _KEY = Flag("curve-key", _TRUST, str, "file of the secret key of this service (t
 _BROKER_KEY = Flag("curve-broker-key", _TRUST, str, "file of the public key of the broker", "path")
 _CONFIG_FILE = Flag("config-file", _STACK, str, "TOML file of further settings, by the names of flags", "path")
 
-# Nothing is loaded yet when the broker has started; gateways look models up by their names alone.
-_NOT_OF_A_BROKER = ("exit-on-error", "model-namespacing")
+_NOT_OF_A_BROKER = ("exit-on-error",)  # nothing is loaded yet when it has started
 
 _EVERY = (*map(flag_of, ("help", "exit-timeout-secs")), *flags_of("Logging"))
 _METRICS = tuple(
@@ -108,8 +107,8 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
         ),
         *(flag for flag in flags_of("Model Repository") if flag.name not in _NOT_OF_A_BROKER),
         *_METRICS,
-        *flags_of("Backend", "Rate Limiter"),
-        *map(flag_of, ("max-queued-requests", "max-unread-bytes")),
+        *flags_of("Backend", "Response Cache", "Rate Limiter"),
+        *map(flag_of, ("max-queued-requests", "max-unread-bytes", "response-cache-byte-size")),
     ),
     GatewaySettings: (
         *map(flag_of, ("help", "id", "exit-timeout-secs")),

@@ -67,6 +67,15 @@ def test_nobody_waits_for_an_owner_that_is_gone(bench):
     assert bench.got == [[b"", b""]]
 
 
+def test_what_lies_in_memory_of_the_brokers_own_is_there_at_once(bench):
+    bench.fetches.owns("aaaaaaaa", lambda handle: bytes(handle.nbytes))
+    bench.begin(handle("aaaaaaaa", 2))
+    assert (bench.got, bench.asked, bench.fetches.total) == ([[b"\0\0"]], [], 0)
+    bench.begin(handle("aaaaaaaa", 3), handle("bbbbbbbb"))
+    bench.fetches.fetched("bbbbbbbb", Fetched("F", bench.asked[0][1].number), [b"bbbb"])
+    assert bench.got[1:] == [[b"\0\0\0", b"bbbb"]]
+
+
 def test_only_the_owner_can_answer_and_only_once(bench):
     bench.begin(handle("aaaaaaaa"))
     number = bench.asked[0][1].number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.catalogue import ModelCatalogue
-from protocol.errors import NotFound, ProtocolError, Unavailable
+from protocol.errors import ErrorKind, InvalidArgument, NotFound, ProtocolError, Unavailable
 from protocol.services import Row
 from tests.gateway.fake_bus import signature
 
@@ -44,6 +44,19 @@ def test_what_is_not_there_is_refused_as_the_broker_does_it(
     with pytest.raises(error) as caught:
         catalogue.signature(model, version)
     assert str(caught.value) == f"Request for unknown model: {text}"
+
+
+def test_in_namespaces_the_broker_says_what_a_name_means(catalogue: ModelCatalogue) -> None:
+    catalogue.has_namespaces = True
+    many = Row(-1, "UNAVAILABLE", error=(int(ErrorKind.INVALID_ARG), "There are 2"))
+    none = Row(-1, "UNAVAILABLE", error=(int(ErrorKind.NOT_FOUND), "not in the map"))
+    catalogue.update({"many": [many], "none": [none]})
+    known = (("many", InvalidArgument, "There are 2"), ("none", NotFound, "not in the map"))
+    for model, error, text in (*known, ("nope", InvalidArgument, "Request for unknown model: 'nope' is not found")):
+        for ask in (catalogue.signature, catalogue.may_be_ready):
+            with pytest.raises(error) as caught:
+                ask(model, -1)
+            assert str(caught.value) == text
 
 
 def test_readiness_is_worth_asking_for_what_may_be_ready_alone(catalogue: ModelCatalogue) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.system.conftest import IDENTITY, Repository, eventually
+from tests.system.ensemble_models import add_chain
 from tests.system.scaled_stack import ScaledStack, ready, scaled_stack
+from tests.system.test_model_control import NUMBER, load
 
 LOADER = """
 def execute(self, requests):
@@ -34,6 +36,40 @@ def test_a_poll_tries_again_what_has_failed_on_a_host(repository, stack, flag):
     eventually(lambda: broker.lines("failed to load 'late'"), 20)
     flag("hindrance").unlink()
     ready(gateway, "late")
+
+
+def test_models_of_one_name_are_told_apart_by_their_repositories(repository, stack, tmp_path):
+    other = Repository(tmp_path / "other")
+    for place, number in ((repository, 1), (other, 2)):
+        place.path.mkdir(exist_ok=True)
+        place.add("part", NUMBER % number)
+        add_chain(place, f"gives{number}", "part")
+    flags = "--model-namespacing=true", f"--model-repository={other.path}", "--model-control-mode=explicit"
+    broker = stack.broker(*flags)
+    host = stack.stub_host("--model=part")
+    gateway = stack.gateway()
+    for number in (1, 2):
+        assert load(gateway, f"gives{number}") == (200, "")
+
+    def right() -> bool:
+        answer = gateway.post("part", [0.0])
+        ambiguous = answer.status == 400 and "model namespace must be provided to resolve ambiguity" in answer.error
+        return ambiguous and [gateway.post(f"gives{number}", [0.0]).data for number in (1, 2)] == [[1.0], [2.0]]
+
+    assert right()
+    assert gateway.post("nope", [0.0]).status == 400
+    pids = host.stubs()
+    broker.kill()
+    stack.broker(*flags)
+
+    def parts() -> list[dict[str, object]]:
+        index = gateway.call("POST", "/v2/repository/index")
+        return [row for row in index.json if row["name"] == "part" and row["state"] == "READY"] if index.status == 200 else []
+
+    eventually(lambda: len(parts()) == 2 and host.stubs() == pids)  # their stubs are taken over; nobody has told this one of the ensembles
+    for number in (1, 2):
+        assert load(gateway, f"gives{number}") == (200, "")
+    assert right()
 
 
 def test_what_a_model_has_loaded_is_there_as_soon_as_it_says_so(repository, stack):
