@@ -48,7 +48,6 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layout.py
 	$(MAKE) test
 
 # The tests of random sequences of events, 10,000 sequences each: some hours.

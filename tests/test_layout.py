@@ -49,10 +49,12 @@ class Import(NamedTuple):
 
 
 @cache
-def parse(path):
-    return ast.parse(path.read_text(), str(path))
+def nodes(path):
+    """Those of the whole tree; each file is walked once for all rules."""
+    return list(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
+@cache
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
@@ -77,7 +79,7 @@ def module_of(path):
 def imports_of(path):
     """Every import in the file, wherever it stands: under TYPE_CHECKING and inside functions too."""
     package = list(path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(name_of(path), node.lineno, alias.name.removeprefix("_tensorbus_app."), False)
@@ -98,6 +100,7 @@ def literal(call):
     return call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
 
 
+@cache
 def all_imports():
     return [found for path in source_files() for found in imports_of(path)]
 
@@ -135,7 +138,7 @@ def test_shm_and_stub_import_themselves_relatively():
         package = path.relative_to(ROOT).parts[0]
         if package not in ("shm", "stub"):
             continue
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             wrong += [f"{name_of(path)}:{node.lineno} imports {name}" for name in names if top(name) == package]
@@ -178,7 +181,7 @@ def test_a_cycle_is_found():
 def imports_name(path, name):
     """Whether a module of this name is imported, from wherever."""
     imported = set()
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imported.update(part for alias in node.names for part in alias.name.split("."))
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -267,7 +270,7 @@ def annotations_of(node):
 
 
 def function_lengths(path):
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.end_lineno - node.lineno + 1, f"{name_of(path)}:{node.lineno} {node.name}"
 
@@ -301,7 +304,7 @@ def test_tests_are_no_packages():
 
 
 def dangers_of(path):
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         where = f"{name_of(path)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
