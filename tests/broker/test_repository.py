@@ -174,6 +174,17 @@ def test_a_policy_must_leave_a_version(models, policy):
     assert str(refused.value) == "at least one version must be available under the version policy of model 'm'"
 
 
+def test_an_ensemble_needs_a_version_directory_though_it_may_be_empty(models):
+    tensors = 'input { name: "IN" data_type: TYPE_FP32 dims: 1 } output { name: "OUT" data_type: TYPE_FP32 dims: 1 }'
+    maps = 'input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" }'
+    steps = f'ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 {maps} }} }}'
+    add(models, "e", f'platform: "ensemble" {tensors} {steps}', versions=())
+    with pytest.raises(InvalidArgument, match="^at least one version must be available"):
+        versions(models, "e")
+    (models / "e" / "3").mkdir()
+    assert versions(models, "e") == ([3], [])
+
+
 def test_a_stray_folder_does_not_keep_the_backend_from_being_found(models):
     add(models, "m", None)
     (models / "m" / ".cache").mkdir()

@@ -136,3 +136,11 @@ def test_the_first_batch_waits_for_so_many_requests_if_the_environment_says_so(s
     jobs = [lambda number=number: send(server.http, number, (1, 3)) for number in range(4)]
     assert together(4, jobs) == [(4, 4)] * 4
     assert send(server.http, 9, (2, 3)) == (1, 2)
+    # Each request has the time of its whole batch.
+    eventually(lambda: server.statistics("m")["success"]["count"] == 5)
+    (row,) = server.get("/v2/models/m/stats").json["model_stats"]
+    two, four = row["batch_stats"]
+    assert (two["batch_size"], four["batch_size"]) == (2, 4)
+    for what in ("compute_input", "compute_infer", "compute_output"):
+        assert row["inference_stats"][what]["ns"] == two[what]["ns"] + 4 * four[what]["ns"]
+    assert row["inference_stats"]["queue"]["count"] == 5
