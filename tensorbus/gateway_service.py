@@ -4,7 +4,7 @@ It answers clients from its start on: without a broker it is live and not ready,
 
     no broker, or lost --Welcome, Catalogue--> requests are taken --SIGTERM--> not ready --> the fronts drain, Leave
           ^                                        |
-          +------- lost: requests that come are kept for ``silence_ns``, then refused;
+          +------- lost: requests that come are kept for --broker-wait-secs, then they fail, and others are refused;
                    those unanswered are kept for --broker-timeout-secs, and then fail
 """
 
@@ -106,7 +106,8 @@ class GatewayService:
         self._bus.joined()
 
     def on_lost(self) -> None:
-        if self.record.broker_up:
+        """Those that it was lost to before, and could not be made good to them, have waited long enough already."""
+        if self.record.broker_up and (self._lost_at is None or self._bus.is_settled):
             self._lost_at = time.monotonic_ns()
         self.record.broker_up = False
         self._bus.lost()
@@ -117,9 +118,10 @@ class GatewayService:
             self._lost_at = None
         if self._lost_at is None:
             return
-        if now - self._lost_at >= self._link.membership.silence_ns and not self._bus.is_ready:
+        lost_ns = now - self._lost_at
+        if lost_ns >= self._settings.broker_wait_secs * _SECOND_NS and not self._bus.is_ready:
             self._bus.refuse()
-        if now - self._lost_at >= self._settings.broker_timeout_secs * _SECOND_NS:
+        if lost_ns >= self._settings.broker_timeout_secs * _SECOND_NS:
             self._bus.give_up()
 
     def on_message(self, message: ToService, frames: list[memoryview]) -> None:

@@ -45,6 +45,7 @@ class GatewaySettings(ServeSettings):
 
     broker: str = "tcp://127.0.0.1:8003"
     cluster_id: str = "tensorbus"
+    broker_wait_secs: int = 10
     broker_timeout_secs: int = 10
     exit_delay_secs: int = 0
     trust: Trust | None = None  # --curve-key and --curve-broker-key
@@ -115,6 +116,13 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
         *flags_of("Logging"),
         _BROKER,
         _CLUSTER,
+        Flag(
+            "broker-wait-secs",
+            _STACK,
+            integer(0),
+            "how long new requests wait for a broker that is lost, before they are refused until there is one",
+            "seconds",
+        ),
         Flag(
             "broker-timeout-secs",
             _STACK,

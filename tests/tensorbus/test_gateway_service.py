@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -268,7 +269,7 @@ def test_a_request_that_comes_while_the_broker_restarts_is_answered_by_the_next_
             stand.bare.name = "two"
             stand.broker.open()
             assert (await client.reply()).status == 200
-        assert [len(message.requests) for message in stand.bare.heard(Unanswered)] == [0, 1]
+        assert [message.requests for message in stand.bare.heard(Unanswered)] == [[], []], "no broker has had it"
         assert (await stand.metrics())["tensorbus_gateway_rejoins_total"] == 1
 
     run(test)
@@ -303,6 +304,68 @@ def test_a_broker_that_is_gone_for_long_has_its_requests_failed_and_new_ones_ref
             reply = await client.ask(ADD_SUB)
             assert reply.json()["error"] == "model 'add_sub' cannot be asked now: the broker cannot be reached"
         assert stand.gateway.record.pending == 0
+
+    run(test, broker_timeout_secs=1, broker_wait_secs=1)
+
+
+def test_new_requests_wait_for_a_broker_far_longer_than_its_silence(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.broker.close()
+        await until(lambda: not stand.gateway.record.broker_up)
+        lost_at = time.monotonic()
+        async with stand.client() as first, stand.client() as second:
+            first.send(ADD_SUB)
+            await until(lambda: time.monotonic() - lost_at > 3 * stand.bare.silence_ms / 1000)
+            assert (await stand.ask(get("/v2/health/ready"))).status == 400
+            second.send(ADD_SUB)
+            await until(lambda: len(stand.gateway._bus._open) == 2)
+            stand.broker.open()
+            assert [(await client.reply()).status for client in (first, second)] == [200, 200]
+
+    run(test)
+
+
+def test_a_new_request_waits_no_longer_than_it_may_whatever_is_kept_for_its_answer(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as old, stand.client() as new:
+            old.send(ADD_SUB)
+            await until(lambda: stand.bus.held)
+            stand.broker.close()
+            await until(lambda: not stand.gateway.record.broker_up)
+            new.send(ADD_SUB)
+            reply = await new.reply()
+            assert (reply.status, "cannot be asked now" in reply.json()["error"]) == (503, True)
+            asked_at = time.monotonic()
+            assert (await new.ask(ADD_SUB)).status == 503
+            assert time.monotonic() - asked_at < 0.5, "it has given up: others need not wait"
+            stand.broker.open()
+            await stand.ready()
+            stand.bus.held[0].run()
+            assert (await old.reply()).status == 200
+
+    run(test, broker_wait_secs=1, broker_timeout_secs=60)
+
+
+def test_brokers_that_come_and_go_do_not_have_a_request_wait_for_ever(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bare.tells_models = False
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(ADD_SUB)
+            await until(lambda: stand.bus.held)
+            stand.broker.close()
+            await until(lambda: not stand.gateway.record.broker_up)
+            lost_at = time.monotonic()
+            stand.bare.fate = lambda message: Fate(FATE, [], [])
+            answer = asyncio.create_task(client.reply())
+            while not answer.done():
+                stand.broker.open()
+                await until(lambda: stand.gateway.record.broker_up or answer.done())
+                stand.broker.close()
+                await until(lambda: not stand.gateway.record.broker_up)
+            assert (await answer).status == 503
+            assert time.monotonic() - lost_at < 5
 
     run(test, broker_timeout_secs=1)
 
