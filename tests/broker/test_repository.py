@@ -179,7 +179,7 @@ def test_an_ensemble_needs_a_version_directory_though_it_may_be_empty(models):
     maps = 'input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" }'
     steps = f'ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 {maps} }} }}'
     add(models, "e", f'platform: "ensemble" {tensors} {steps}', versions=())
-    with pytest.raises(InvalidArgument, match="^at least one version must be available"):
+    with pytest.raises(InvalidArgument, match=r"^at least one version must be available"):
         versions(models, "e")
     (models / "e" / "3").mkdir()
     assert versions(models, "e") == ([3], [])
