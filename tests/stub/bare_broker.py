@@ -8,7 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy
 import zmq
 
 from protocol.codec import decode_from_stub, encode
@@ -16,7 +15,6 @@ from protocol.messages import (
     EXECUTE,
     FINISH,
     LOAD,
-    Batch,
     Execute,
     Finish,
     Handle,
@@ -26,21 +24,16 @@ from protocol.messages import (
     Ready,
     Request,
     Response,
-    TensorRef,
 )
 from shm.segment import Segment
 from shm.store import Reader, Store
 from shm.sweep import sweep
+from tests.stub import by_hand
 
 DEADLINE_S = 30
 MAIN = Path(__file__).resolve().parents[2] / "stub" / "__main__.py"
 NONCE = b"sixteen random b"
-DTYPES = {"FP32": numpy.float32, "INT32": numpy.int32, "UINT8": numpy.uint8}
-CONFIG = {
-    "name": "m",
-    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
-    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
-}
+CONFIG = {"name": "m", **by_hand.TENSORS}
 IMPORTS = "import numpy as np, os, sys, threading, time\nimport triton_python_backend_utils as pb_utils\n"
 ECHO = """
 class TritonPythonModel:
@@ -153,15 +146,7 @@ class BareBroker:
         config: dict = CONFIG,
         max_unread: int = 0,
     ) -> None:
-        args = {
-            "model_config": json.dumps(config),
-            "model_instance_kind": "CPU",
-            "model_instance_name": "m_0",
-            "model_instance_device_id": "0",
-            "model_repository": str(model_file.parent.parent),
-            "model_version": model_file.parent.name,
-            "model_name": "m",
-        }
+        args = by_hand.load_args(model_file.parent.parent, config, version=model_file.parent.name)
         block = self.store.allocate(len(NONCE))
         block.view[:] = NONCE
         probe = Handle(*block[:3]) if shared else Handle("tensorbus-1-" + 32 * "0", 128, 16)
@@ -215,19 +200,11 @@ class BareBroker:
     def request(self, *values: float, inline: bool = False) -> tuple[Request, list[bytes]]:
         """A request with an input IN of FP32, and the frames that go with it."""
         self.last_id += 1
-        data = numpy.array(values, numpy.float32).tobytes()
-        place: Handle | int = 0
-        if not inline:
-            block = self.store.allocate(len(data))
-            block.view[:] = data
-            place = Handle(*block[:3])
-        tensor = TensorRef("IN", "FP32", (len(values),), place)
-        return Request(self.last_id, "m", 1, [tensor]), [data] if inline else []
+        return by_hand.request(self.last_id, values, None if inline else self.store)
 
     def execute(self, *requests: Request, released=(), frames=()) -> None:
         """Each request as a batch of its own; the batch has the request's id."""
-        batches = [Batch(request.id, [request]) for request in requests]
-        self.send(Execute(EXECUTE, batches, list(released)), frames)
+        self.send(Execute(EXECUTE, by_hand.batches(requests), list(released)), frames)
 
     def infer(self, *values: float, inline: bool = False) -> Response:
         request, frames = self.request(*values, inline=inline)
@@ -240,8 +217,4 @@ class BareBroker:
 
     def values(self, response: Response) -> list:
         """What is in its one output."""
-        assert response.error is None, response.error
-        (tensor,) = response.outputs
-        place = tensor.place
-        data = self.frames[place] if isinstance(place, int) else self.reader.view(*place)
-        return numpy.frombuffer(data, DTYPES[tensor.datatype]).reshape(tensor.shape).tolist()
+        return by_hand.values(response, self.frames, self.reader)

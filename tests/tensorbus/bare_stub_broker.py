@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy
 import zmq
 
 from protocol.codec import decode_from_service, decode_from_stub, encode
@@ -16,7 +14,6 @@ from protocol.messages import (
     EXECUTE,
     FINISH,
     LOAD,
-    Batch,
     Execute,
     Finish,
     Handle,
@@ -27,7 +24,6 @@ from protocol.messages import (
     Request,
     Response,
     Results,
-    TensorRef,
 )
 from protocol.services import (
     START,
@@ -47,11 +43,11 @@ from protocol.services import (
     Welcome,
 )
 from shm.store import Reader, Store
+from tests.stub import by_hand
 
 DEADLINE_S = 30
 SECOND = 10**9
 NONCE = b"the nonce that stubs read back .."
-DTYPES = {"FP32": numpy.float32}
 
 
 class BareStubBroker:
@@ -164,21 +160,7 @@ class BareStubBroker:
 
     def load(self, key: str, model: str = "m", **config: Any) -> Ready:
         directory = self.repository / model
-        config = {
-            "name": model,
-            "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
-            "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
-            **config,
-        }
-        args = {
-            "model_config": json.dumps(config),
-            "model_instance_kind": "CPU",
-            "model_instance_name": f"{model}_0",
-            "model_instance_device_id": "0",
-            "model_repository": str(directory),
-            "model_version": "1",
-            "model_name": model,
-        }
+        args = by_hand.load_args(directory, {"name": model, **by_hand.TENSORS, **config}, model)
         file = str(directory / "1" / "model.py")
         load = Load(LOAD, "serve", file, os.path.dirname(file), args, Handle("", 0, 0), "/nowhere")
         self.to_stub(key, load)
@@ -198,18 +180,10 @@ class BareStubBroker:
 
     def request(self, *values: float, inline: bool = False) -> tuple[Request, list[bytes]]:
         self.last_id += 1
-        data = numpy.array(values, numpy.float32).tobytes()
-        place: Handle | int = 0
-        if not inline:
-            block = self.store.allocate(len(data))
-            block.view[:] = data
-            place = Handle(*block[:3])
-        return Request(self.last_id, "m", 1, [TensorRef("IN", "FP32", (len(values),), place)]), [data] if inline else []
+        return by_hand.request(self.last_id, values, None if inline else self.store)
 
     def execute(self, key: str, *requests: Request, frames: Any = (), inline: Any = ()) -> None:
-        """Each as a batch of its own, which has the request's id."""
-        batches = [Batch(request.id, [request]) for request in requests]
-        self.to_stub(key, Execute(EXECUTE, batches, [], [], list(inline)), frames)
+        self.to_stub(key, Execute(EXECUTE, by_hand.batches(requests), [], [], list(inline)), frames)
 
     def infer(self, key: str, *values: float, **options: Any) -> Response:
         request, frames = self.request(*values, inline=options.pop("inline", False))
@@ -222,8 +196,4 @@ class BareStubBroker:
         return response
 
     def values(self, response: Response) -> list[float]:
-        assert response.error is None, response.error
-        (tensor,) = response.outputs
-        place = tensor.place
-        data = self.frames[place] if isinstance(place, int) else self.reader.view(*place)
-        return numpy.frombuffer(data, DTYPES[tensor.datatype]).reshape(tensor.shape).tolist()
+        return by_hand.values(response, self.frames, self.reader)
