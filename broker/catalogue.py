@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from broker.membership import Member, Membership
+from broker.members import Member, Members
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames
 from broker.registry import Registry
@@ -27,9 +27,9 @@ class _Told:
 
 
 class Catalogues:
-    def __init__(self, registry: Registry, membership: Membership, send: SendTo) -> None:
+    def __init__(self, registry: Registry, members: Members, send: SendTo) -> None:
         self._registry = registry
-        self._membership = membership
+        self._members = members
         self._send = send
         self._gateways: dict[str, _Told] = {}
         self._is_due = False
@@ -50,7 +50,7 @@ class Catalogues:
     def push(self) -> None:
         """Whenever something may have changed."""
         self._is_due = False
-        hosts = [member.service for member in self._membership.of_role(STUB_HOST)]
+        hosts = [member.service for member in self._members.of_role(STUB_HOST)]
         by_domain: dict[str, Rows] = {}
         for service, told in self._gateways.items():
             if told.domain not in by_domain:
@@ -78,7 +78,7 @@ class Catalogues:
         state = version.state.value
         if version.state is not VersionState.READY:
             return Row(version.version, state)
-        parts, domains = self._registry.with_models(version), self._membership.domains
+        parts, domains = self._registry.with_models(version), self._members.domains
         instances = (instance for one in parts for instance in (*one.instances, *one.joining, *one.arriving))
         readers = {instance.host for instance in instances}
         if any(one.cached for one in parts):

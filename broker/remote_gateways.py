@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from broker.catalogue import Catalogues, SendTo
 from broker.fetches import Fetches, owner_of
-from broker.membership import Member, Membership
+from broker.members import Member, Members
 from broker.queue import Frames, ReplySink
 from broker.server import BrokerServer
 from broker.unanswered import UnansweredRequests
@@ -102,10 +102,10 @@ class _LateSink:
 
 class RemoteGateways:
     def __init__(
-        self, server: BrokerServer, membership: Membership, fetches: Fetches, catalogues: Catalogues, send: SendTo
+        self, server: BrokerServer, members: Members, fetches: Fetches, catalogues: Catalogues, send: SendTo
     ) -> None:
         self._server = server
-        self._membership = membership
+        self._members = members
         self._fetches = fetches
         self._catalogues = catalogues
         self._send_to = send
@@ -230,7 +230,10 @@ class RemoteGateways:
         self._catalogues.joined(self._gateways[service].member)
 
     def settle(self) -> None:
-        """Whenever a host has said what it holds, and from time to time."""
+        """Whenever a host has said what it holds, and from time to time. What stubs hold that may still be taken over is
+        not settled."""
+        if self._server.core.is_adopting and self._loop.time() < self._ends_s:
+            return
         for service, again, lost in self._unanswered.verdicts(self._hosts, time.monotonic_ns()):
             gateway = self._gateways[service]
             kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}
@@ -274,7 +277,7 @@ class RemoteGateways:
         self._fetches.begin(foreign, lambda found: self._fetched(gateway, id, foreign, found))
 
     def _foreign(self, gateway: _Gateway, response: Response) -> list[Handle]:
-        of = self._membership.domains.of
+        of = self._members.domains.of
         places = [output.place for output in response.outputs]
         return [one for one in places if isinstance(one, Handle) and of(owner_of(one)) != gateway.domain]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from broker.catalogue import SendTo
 from broker.events import Event, Send, Spawn, StubDied, StubSaid, WatchStatus
 from broker.fetches import Fetches, owner_of
-from broker.membership import Membership
+from broker.members import Members
 from broker.model import VersionSource
 from broker.queue import Frames
 from broker.router import Unreachable
@@ -51,14 +51,14 @@ class RemoteStubs:
 
     def __init__(
         self,
-        membership: Membership,
+        members: Members,
         fetches: Fetches,
         send: SendTo,
         files: Callable[[VersionSource], dict[str, bytes]],
         post: Callable[[Event], None],
     ) -> None:
         """``files`` are those of a model that lies in no repository; ``post`` has the core told."""
-        self._membership = membership
+        self._members = members
         self._fetches = fetches
         self._send_to = send
         self._files = files
@@ -164,7 +164,7 @@ class RemoteStubs:
         self._send_on(host, action)
 
     def _send_on(self, host: str, action: Send) -> None:
-        member = self._membership.get(host)
+        member = self._members.get(host)
         if member is None:
             return
         key, message, frames, shared = action
@@ -179,7 +179,7 @@ class RemoteStubs:
 
     def _foreign(self, message: ToStub, domain: str | None) -> list[Handle]:
         """The places that its reader cannot look at; None shares with nobody."""
-        of = self._membership.domains.of
+        of = self._members.domains.of
         return [handle for handle in _handles(message) if domain is None or of(owner_of(handle)) != domain]
 
     def _with_inline(self, message: Execute, domain: str | None) -> Execute:

@@ -13,7 +13,7 @@ from broker.catalogue import Catalogues
 from broker.events import HostJoined, HostLeaves, HostLost
 from broker.fetches import Fetches
 from broker.gateway_questions import GatewayQuestions
-from broker.membership import HasJoined, IsGone, IsLeaving, Membership, Outcome, Tell, WasRefused
+from broker.members import HasJoined, IsGone, IsLeaving, Members, Outcome, Tell, WasRefused
 from broker.queue import Frames
 from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
@@ -60,10 +60,10 @@ class Link(Protocol):
 class ServiceBus:
     """Knows services by their ids. What one says before it has joined, or after it is gone, is not listened to."""
 
-    def __init__(self, link: Link, membership: Membership, beat_ns: int, record: BrokerRecord) -> None:
+    def __init__(self, link: Link, members: Members, beat_ns: int, record: BrokerRecord) -> None:
         self._record = record
         self._link = link
-        self._membership = membership
+        self._members = members
         self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
         self._timer: asyncio.TimerHandle | None = None
         self._refused: set[tuple[str, str]] = set()  # names and reasons that the log has
@@ -111,13 +111,13 @@ class ServiceBus:
         now = time.monotonic_ns()
         try:
             message = decode_from_service(header)
-            self._membership.heard(service, now)
+            self._members.heard(service, now)
             if isinstance(message, Join):
-                self._follow(self._membership.joins(service, message, now))
+                self._follow(self._members.joins(service, message, now))
             elif isinstance(message, Proved):
-                self._follow(self._membership.proved(service, message))
+                self._follow(self._members.proved(service, message))
             elif isinstance(message, Leave):
-                self._follow(self._membership.leaves(service, message))
+                self._follow(self._members.leaves(service, message))
             elif isinstance(message, Fetched):
                 self.fetches.fetched(service, message, frames)
             elif not isinstance(message, Beat):
@@ -125,11 +125,11 @@ class ServiceBus:
         except ProtocolError as fault:
             log.error("a service broke the protocol", service=service, cause=str(fault))
             self.send(service, Refused(REFUSED, str(fault)), ())
-            self._follow(self._membership.expel(service, "it broke the protocol"))
+            self._follow(self._members.expel(service, "it broke the protocol"))
 
     def _hear(self, service: str, message: Any, frames: list[memoryview]) -> None:
         """Raises ProtocolError."""
-        member = self._membership.get(service)
+        member = self._members.get(service)
         if member is None:
             return
         handlers = self._from_gateways if member.is_gateway else self._from_hosts
@@ -144,11 +144,11 @@ class ServiceBus:
 
     def hung_up(self, service: str) -> None:
         """Its connection has ended, and what was under way is lost."""
-        self._follow(self._membership.expel(service, "its connection has ended"))
+        self._follow(self._members.expel(service, "its connection has ended"))
 
     def _holds(self, service: str, message: Holds) -> None:
         """Its first word as a member; now it can have work. Raises ProtocolError."""
-        member = self._membership.get(service)
+        member = self._members.get(service)
         assert member is not None
         if service in self._hosts:
             raise ProtocolError("a stub host says twice what it holds")
@@ -192,7 +192,7 @@ class ServiceBus:
         service = member.service
         log.info("a service is leaving", role=member.join.role, name=member.join.name, service=service)
         if member.is_gateway:
-            self._follow(self._membership.dismiss(service))
+            self._follow(self._members.dismiss(service))
         elif service in self._hosts:
             self._server.tell(HostLeaves(service))
         else:
@@ -200,7 +200,7 @@ class ServiceBus:
 
     def dismiss(self, host: str) -> None:
         """Nothing runs on it any more."""
-        self._follow(self._membership.dismiss(host))
+        self._follow(self._members.dismiss(host))
 
     def _gone(self, gone: IsGone) -> None:
         member, lost, cause, again = gone
@@ -222,11 +222,11 @@ class ServiceBus:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
-        self._follow(self._membership.tick(time.monotonic_ns()))
+        self._follow(self._members.tick(time.monotonic_ns()))
         self._catalogues.push()
         self._gateways.settle()
         record = self._record
-        record.gateways = len(self._membership.of_role(GATEWAY))
+        record.gateways = len(self._members.of_role(GATEWAY))
         record.stub_hosts = len(self._hosts)
         record.instances = self._server.core.processes
         record.waiting = self._gateways.waiting
@@ -240,7 +240,7 @@ class ServiceBus:
             self._link.send(service, encode(message), frames)
         except (DoesNotRead, Unreachable) as fault:
             cause = "it does not read its messages" if isinstance(fault, DoesNotRead) else "it cannot be reached"
-            self._loop.call_soon(lambda: self._follow(self._membership.expel(service, cause)))
+            self._loop.call_soon(lambda: self._follow(self._members.expel(service, cause)))
             return False
-        self._membership.said(service, time.monotonic_ns())
+        self._members.said(service, time.monotonic_ns())
         return True

@@ -15,7 +15,7 @@ from broker.catalogue import Catalogues
 from broker.core import Core
 from broker.events import Event, ModelSaid, StartServing
 from broker.execution_env import ExecutionEnv
-from broker.membership import Membership
+from broker.members import Members
 from broker.model import VersionSource
 from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
@@ -74,14 +74,14 @@ class BrokerService:
             settings.namespaces,
         )
         repositories = settings.model_repository
-        self._membership = membership = Membership(
+        self._members = members = Members(
             settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS
         )
         self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up, self._arriving)
-        self.bus = ServiceBus(self._link, membership, BEAT_NS, record)
-        self._stubs = RemoteStubs(membership, self.bus.fetches, self.bus.send, self._files, self._post)
+        self.bus = ServiceBus(self._link, members, BEAT_NS, record)
+        self._stubs = RemoteStubs(members, self.bus.fetches, self.bus.send, self._files, self._post)
         wanted = settings.response_cache_nbytes
-        self._memory = BrokerMemory(wanted, membership.domains, self.bus.fetches) if wanted else None
+        self._memory = BrokerMemory(wanted, members.domains, self.bus.fetches) if wanted else None
         cache = None if self._memory is None else self._memory.cache
         self.recorder.cache = cache and cache.responses.record
         broker = broker_settings(settings, "", "", found, response_cache=cache is not None, hosted=True)
@@ -98,8 +98,8 @@ class BrokerService:
             cache and cache.memory,
             self.bus.dismiss,
         )
-        self._catalogues = Catalogues(self.server.core.registry, membership, self.bus.send)
-        self._gateways = RemoteGateways(self.server, membership, self.bus.fetches, self._catalogues, self.bus.send)
+        self._catalogues = Catalogues(self.server.core.registry, members, self.bus.send)
+        self._gateways = RemoteGateways(self.server, members, self.bus.fetches, self._catalogues, self.bus.send)
         self._watch = ModelWatch(settings, self.server, self._repositories)
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: list[asyncio.Task[None]] = []
@@ -112,7 +112,7 @@ class BrokerService:
         self.bus.hung_up(service)
 
     def _arriving(self, service: str) -> None:
-        self._membership.heard(service, time.monotonic_ns())
+        self._members.heard(service, time.monotonic_ns())
 
     def _done(self) -> None:
         self.bus.done()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.membership import HasJoined, IsGone, IsLeaving, Membership, Tell, WasRefused
+from broker.members import HasJoined, IsGone, IsLeaving, Members, Tell, WasRefused
 from protocol.messages import Handle
 from protocol.services import (
     GATEWAY,
@@ -31,7 +31,7 @@ A, B, C = "aaaaaaaa", "bbbbbbbb", "cccccccc"
 
 @pytest.fixture
 def members():
-    return Membership("here", "broker-1", b"for stubs", ["/models"], BEAT, SILENCE)
+    return Members("here", "broker-1", b"for stubs", ["/models"], BEAT, SILENCE)
 
 
 def join(
@@ -41,7 +41,7 @@ def join(
     return Join(JOIN, version, cluster, role, service, "name", probe, nonce or service.encode())
 
 
-def enter(members: Membership, service: str, role: str = STUB_HOST, read: tuple[str, ...] = (), now: int = 0) -> str:
+def enter(members: Members, service: str, role: str = STUB_HOST, read: tuple[str, ...] = (), now: int = 0) -> str:
     """Joins; ``read`` are the services whose probes it can read if it is given them. Returns its domain."""
     (welcome,) = members.joins(service, join(service, role), now)
     nonces = {other: other.encode() for other in welcome.message.probes if other in read}
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = Membership("here", "broker-1", b"n", [], BEAT, SILENCE)
+        self.members = Members("here", "broker-1", b"n", [], BEAT, SILENCE)
         self.there: set[str] = set()
         self.now = 0
 

@@ -4,7 +4,8 @@
       |                            +----------silence---------+--> lost
       +--> Refused
 
-A service that joins again was lost to itself: for everybody here it is lost first, and then new.
+A service that joins again was lost to itself: for everybody here it is lost first, and then new. Its own side of this
+is tensorbus/own_membership.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from protocol.services import (
     BEAT,
     DISMISSED,
     GATEWAY,
+    ID_IN_USE,
     REFUSED,
     STUB_HOST,
     WELCOME,
@@ -33,7 +35,6 @@ from protocol.services import (
     first_request,
 )
 
-IN_USE = "id in use"  # a reason that begins so has the service choose another one
 _ID_LENGTH = 8
 # A large request may keep a gateway's loop; that it counted as lost would only harm the clients of its others.
 _GATEWAY_SILENCES = 8
@@ -97,7 +98,7 @@ class WasRefused(NamedTuple):
 Outcome = Union[Tell, HasJoined, IsLeaving, IsGone, WasRefused]
 
 
-class Membership:
+class Members:
     """Invariant: no two members have the same id, no two gateways the same first request."""
 
     def __init__(
@@ -166,13 +167,13 @@ class Membership:
         if join.service != service or not _is_id(service):
             return f"{join.service!r} is not its id"
         if service == self.domains.own:
-            return f"{IN_USE}: {service} is the broker"
+            return f"{ID_IN_USE}: {service} is the broker"
         for other in self._members.values():
             if other.service == service:
                 if other.join.nonce != join.nonce:
-                    return f"{IN_USE}: {service}"
+                    return f"{ID_IN_USE}: {service}"
             elif other.is_gateway and join.role == GATEWAY and first_request(other.service) == first_request(service):
-                return f"{IN_USE}: {service} is too much like {other.service}"
+                return f"{ID_IN_USE}: {service} is too much like {other.service}"
         return ""
 
     def _welcome(self) -> Welcome:
