@@ -2,6 +2,8 @@
 
 A stub is taken over as the instance that it was if its files are still those of the version. The requests inside it are
 answered if it still does; none of them is ever executed again.
+
+A model that somebody had loaded is read again before its stubs are taken over. What they say meanwhile waits for that.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from broker.answering import Answering
-from broker.events import Action, Kill
+from broker.events import Action, Kill, StubDied, StubSaid
 from broker.instance import Dispatched, Instance, InstanceState, Open, Timing
 from broker.model import ModelVersion
 from broker.model_config import InstanceSpec
@@ -37,9 +39,11 @@ class Adoption:
         self._roster = roster
         self._answering = answering
         self._held: dict[tuple[str, str], list[_Held]] = {}  # by host and model
+        self._said: dict[str, list[StubSaid | StubDied]] = {}  # by the key of each of those: what it has said since
+        self._due: list[StubSaid | StubDied] = []  # what those had said that were taken over since
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._held or self._due)
 
     def add(self, host: str, stubs: Iterable[HeldStub], sink: SinkOf) -> list[Action]:
         """What a host has. Stubs that do not serve yet are of no use."""
@@ -50,11 +54,32 @@ class Adoption:
                 actions.append(Kill(stub.key))
             else:
                 self._held.setdefault((host, stub.model), []).append(_Held(stub, ready, sink))
+                self._said[stub.key] = []
         return actions
+
+    def keeps(self, event: StubSaid | StubDied) -> bool:
+        """Whether it is of a stub that nobody has taken over yet."""
+        said = self._said.get(event.key.partition("/")[0])
+        if said is None:
+            return False
+        said.append(event)
+        return True
+
+    def due(self) -> list[StubSaid | StubDied]:
+        """What is to be heard now, before anything else."""
+        due, self._due = self._due, []
+        return due
 
     def remove(self, host: str) -> None:
         """It is lost."""
-        self._held = {place: held for place, held in self._held.items() if place[0] != host}
+        for place in [place for place in self._held if place[0] == host]:
+            self._forget(place)
+
+    def _forget(self, place: tuple[str, str]) -> list[_Held]:
+        held = self._held.pop(place)
+        for one in held:
+            del self._said[one.stub.key]
+        return held
 
     def models(self) -> set[str]:
         return {model for _, model in self._held}
@@ -62,7 +87,7 @@ class Adoption:
     def drop(self, model: str) -> list[Action]:
         """No instance of it will take one over any more."""
         places = [place for place in self._held if place[1] == model]
-        return [Kill(held.stub.key) for place in places for held in self._held.pop(place)]
+        return [Kill(held.stub.key) for place in places for held in self._forget(place)]
 
     def config(self, version: ModelVersion) -> str:
         """The complete configuration of the version, as one of them was given it; "" if there is none."""
@@ -81,6 +106,7 @@ class Adoption:
         held.remove(found)
         if not held:
             del self._held[host, version.name]
+        self._due += self._said.pop(found.stub.key)
         return self._instance(version, spec, host, found, now)
 
     def _instance(self, version: ModelVersion, spec: InstanceSpec, host: str, held: _Held, now: int) -> Instance:

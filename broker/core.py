@@ -120,7 +120,8 @@ class Core:
         self._arriving_calls = ArrivingCalls(
             self.registry, self._roster, self._answering.calls, self._requests, self.readiness.ask
         )
-        table, adoption = HostTable(settings.hosted, settings.gpus), Adoption(self._roster, self._answering)
+        table = HostTable(settings.hosted, settings.gpus)
+        adoption = self._adoption = Adoption(self._roster, self._answering)
         self._startup = Startup(
             settings,
             self.registry,
@@ -216,7 +217,11 @@ class Core:
         }
 
     def handle(self, event: Event, now: int) -> list[Action]:
-        return self._on_event[type(event)](event, now)
+        actions = self._on_event[type(event)](event, now)
+        if self._adoption:
+            for said in self._adoption.due():
+                actions += self._on_event[type(said)](said, now)
+        return actions
 
     def dispatch(self, now: int) -> list[Action]:
         """Ends a turn: one message for each instance that gets work."""
@@ -234,6 +239,8 @@ class Core:
     # --- what stubs say -------------------------------------------------------------------------------------------
 
     def _stub_said(self, event: StubSaid, now: int) -> list[Action]:
+        if self._adoption and self._adoption.keeps(event):
+            return []
         try:
             return self._on_message[type(event.message)](event.key, event.message, event.frames, now)
         except IllegalTransition as fault:
@@ -269,6 +276,8 @@ class Core:
         return self._startup.said(key, message, now)
 
     def _stub_died(self, event: StubDied, now: int) -> list[Action]:
+        if self._adoption and self._adoption.keeps(event):
+            return []
         event = event._replace(verdict=self._limits.died(event.key))
         configuring, found = self._roster.configuring(event.key), self._roster.serving(event.key)
         self._roster.remove(event.key)
@@ -374,6 +383,11 @@ class Core:
     def is_living(self, request: int) -> bool:
         """Whether it is still to be answered."""
         return request in self._answering.living
+
+    @property
+    def is_adopting(self) -> bool:
+        """Whether stubs that an earlier broker has started may still be taken over."""
+        return bool(self._adoption)
 
     def is_adopted(self, key: str) -> bool:
         """Whether an earlier broker has started this stub."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from broker.config_json import to_json
-from broker.events import HostJoined, LoadModels, Spawn, StartServing
+from broker.events import HostJoined, LoadModels, Polled, Spawn, StartServing
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from protocol.codec import encode
@@ -36,11 +36,14 @@ class Adopting(Bench):
 
     def serve(self, count: int = 1, stamp: str = "files-1", **fields: object) -> None:
         """A model "m", of which nothing but files and configuration are known."""
+        self.tell(LoadModels([self.source(count, stamp, **fields)]))
+        self.turn()
+
+    @staticmethod
+    def source(count: int = 1, stamp: str = "files-1", **fields: object) -> VersionSource:
         message = ModelConfigMessage(name="m", backend="python", **fields)
         message.instance_group.add(count=count, name="m")
-        source = VersionSource("m", 1, "/repo/m", from_message(message), files=stamp)
-        self.tell(LoadModels([source]))
-        self.turn()
+        return VersionSource("m", 1, "/repo/m", from_message(message), files=stamp)
 
     def join(self, *held: HeldStub, host: str = "a") -> None:
         for stub in held:
@@ -181,3 +184,21 @@ def test_a_model_that_somebody_had_loaded_is_asked_for_again():
     polls = [action for action in bench.said if type(action).__name__ == "Poll"]
     assert [poll.model for poll in polls] == ["m"]
     assert bench.killed == []
+
+
+def test_what_a_stub_says_before_it_is_taken_over_is_heard_then():
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    bench.join(held(batches=[(3, [11]), (4, [12])]), held(key="8.0", instance="m_1", batches=[(5, [13])]))
+    bench.says("7.2", Executed(3, 1, 1, 1, False, [Response(11, [])]))
+    bench.die("8.0", inside=5)
+    assert bench.old == {} and bench.core.is_adopting
+    (poll,) = [action for action in bench.said if type(action).__name__ == "Poll"]
+    bench.tell(Polled(poll.number, "m", [bench.source(count=2)]))
+    bench.turn()
+    assert not bench.core.is_adopting
+    assert bench.old[11].responses[0].error is None
+    assert "is not healthy" in bench.old[13].responses[0].error[1]
+    bench.says("7.2", Executed(4, 1, 1, 1, False, [Response(12, [])]))
+    assert bench.old[12].responses[0].error is None
+    assert bench.spawned == ["8.1"]

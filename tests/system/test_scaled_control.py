@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import IDENTITY, Repository, eventually
+from tests.system.conftest import IDENTITY, Background, Repository, eventually
 from tests.system.ensemble_models import add_chain
 from tests.system.scaled_stack import ScaledStack, ready, scaled_stack
 from tests.system.test_model_control import NUMBER, load
@@ -38,6 +38,34 @@ def test_a_poll_tries_again_what_has_failed_on_a_host(repository, stack, flag):
     ready(gateway, "late")
 
 
+SLEEPY = """
+def execute(self, requests):
+    time.sleep(float(values(requests[0])[0]))
+    return [respond(request, values(request)) for request in requests]
+"""
+
+
+def test_a_model_that_somebody_has_loaded_outlives_the_broker_with_what_is_inside_it(repository, stack):
+    repository.add("sleepy", SLEEPY)
+    broker = stack.broker("--model-control-mode=explicit")
+    host = stack.stub_host()
+    gateway = stack.gateway()
+    assert load(gateway, "sleepy") == (200, "")
+    (stub,) = host.stubs("sleepy")
+    statuses = []
+    work = Background(3, lambda: statuses.append(gateway.post("sleepy", [0.1], timeout_s=20).status))
+    for _ in range(2):
+        done = len(statuses)
+        eventually(lambda done=done: len(statuses) > done + 3)
+        broker.kill()
+        broker = stack.broker("--model-control-mode=explicit")
+    done = len(statuses)
+    eventually(lambda: len(statuses) > done + 10)
+    work.stop()
+    assert set(statuses) == {200}
+    assert host.stubs("sleepy") == [stub]
+
+
 def test_models_of_one_name_are_told_apart_by_their_repositories(repository, stack, tmp_path):
     other = Repository(tmp_path / "other")
     for place, number in ((repository, 1), (other, 2)):
@@ -62,11 +90,12 @@ def test_models_of_one_name_are_told_apart_by_their_repositories(repository, sta
     broker.kill()
     stack.broker(*flags)
 
-    def parts() -> list[dict[str, object]]:
+    def parts_are_back() -> bool:
         index = gateway.call("POST", "/v2/repository/index")
-        return [row for row in index.json if row["name"] == "part" and row["state"] == "READY"] if index.status == 200 else []
+        names = [row["name"] for row in index.json if row["state"] == "READY"] if index.status == 200 else []
+        return names == ["part"] * 2 and host.stubs() == pids
 
-    eventually(lambda: len(parts()) == 2 and host.stubs() == pids)  # their stubs are taken over; nobody has told this one of the ensembles
+    eventually(parts_are_back)  # nobody has told this one of the ensembles
     for number in (1, 2):
         assert load(gateway, f"gives{number}") == (200, "")
     assert right()
