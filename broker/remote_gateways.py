@@ -230,7 +230,10 @@ class RemoteGateways:
         self._catalogues.joined(self._gateways[service].member)
 
     def settle(self) -> None:
-        """Whenever a host has said what it holds, and from time to time."""
+        """Whenever a host has said what it holds, and from time to time. What stubs hold that may still be taken over is
+        not settled."""
+        if self._server.core.is_adopting and self._loop.time() < self._ends_s:
+            return
         for service, again, lost in self._unanswered.verdicts(self._hosts, time.monotonic_ns()):
             gateway = self._gateways[service]
             kept = {id for id in (*again, *lost) if self._server.core.is_living(id) or id in self._early}

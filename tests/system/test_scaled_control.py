@@ -92,7 +92,7 @@ def test_models_of_one_name_are_told_apart_by_their_repositories(repository, sta
 
     def parts_are_back() -> bool:
         index = gateway.call("POST", "/v2/repository/index")
-        names = [row["name"] for row in index.json if row["state"] == "READY"] if index.status == 200 else []
+        names = [row["name"] for row in index.json if row.get("state") == "READY"] if index.status == 200 else []
         return names == ["part"] * 2 and host.stubs() == pids
 
     eventually(parts_are_back)  # nobody has told this one of the ensembles
