@@ -40,6 +40,7 @@ log = structlog.get_logger()
 _BACKLOG = 1024  # all services of a stack may dial at once
 _SAY_AGAIN_S = 60.0  # a peer that is refused comes back every second
 _MAX_REFUSED = 1000
+_LAST_WORDS_S = 0.2  # libzmq does not say when it has sent what it was given
 _SERVICE = re.compile(b"[0-9a-f]{8}")
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _CAUSES: dict[int, str] = {  # of EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -71,6 +72,7 @@ class Listener:
         self._heard, self._done = heard, done
         self._peers: dict[int, str] = {}  # addresses, by the descriptor of the connection
         self._connections: dict[str, int] = {}  # descriptors, by service
+        self._ending: dict[int, asyncio.TimerHandle] = {}  # connections that are about to be hung up, by descriptor
         self._context: Context | None = None  # until it starts
         self._looking: asyncio.TimerHandle | None = None
         self._readers: list[SocketReader] = []
@@ -85,7 +87,8 @@ class Listener:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self._reader = SocketReader(self._socket, self._receive, self._done)
-        self._readers = [self._reader, monitor(self._socket, _EVENTS, self._on_event)]
+        self._events = monitor(self._socket, _EVENTS, self._on_event)
+        self._readers = [self._reader, self._events]
         if self._trust is not None:
             protect_listener(self._socket, self._trust)
             doorkeeper = Doorkeeper(self._context, self._trust, self._on_unknown_key)
@@ -124,14 +127,23 @@ class Listener:
         return self._peers.get(self._connections.get(service, -1), "")
 
     def drop(self, service: str) -> None:
-        """Ends its connection at once: what it was sent last may be lost. It may dial again."""
+        """Ends its connection, as soon as what it was sent last may be thought to have left. It may dial again."""
         descriptor = self._connections.pop(service, -1)
-        if descriptor in self._peers:  # libzmq's, which finds the connection ended
-            with borrowed(descriptor) as connection, contextlib.suppress(OSError):
+        if descriptor in self._peers and descriptor not in self._ending:
+            ending = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._hang_up, descriptor)
+            self._ending[descriptor] = ending
+
+    def _hang_up(self, descriptor: int) -> None:
+        """The connection is libzmq's, which finds it ended."""
+        self._events.read_all()  # it may have ended by now, and the descriptor be another one's
+        if self._ending.pop(descriptor, None) is not None:
+            with contextlib.suppress(OSError), borrowed(descriptor) as connection:
                 connection.shutdown(sockets.SHUT_RDWR)
 
     def close(self) -> None:
         """What was sent last has a second to leave; this waits for it."""
+        for ending in self._ending.values():
+            ending.cancel()
         for reader in self._readers:
             reader.close(LINGER_MS)
         if self._looking is not None:
@@ -164,6 +176,8 @@ class Listener:
             self._peers[value] = _peer_of(value)
         elif event == zmq.EVENT_DISCONNECTED:
             peer = self._peers.pop(value, "")
+            if value in self._ending:  # it has hung up itself; the descriptor may be another connection's now
+                self._ending.pop(value).cancel()
             gone = [service for service, descriptor in self._connections.items() if descriptor == value]
             if gone:
                 self._reader.read_all()

@@ -41,6 +41,7 @@ from protocol.services import (
     Join,
     Proved,
     Read,
+    Refused,
     Said,
     Submitted,
     Unanswered,
@@ -139,7 +140,8 @@ def stack_errors(stack: ScaledStack) -> list[str]:
 
 
 def is_refused_once(stack: ScaledStack, peer: Peer) -> None:
-    """It may have been hung up on before it could read why, and the log leaves out what it has said too often."""
+    """It is told why, and the log has it unless it has had too much of it."""
+    assert peer.hear(Refused).reason
     broker = of_kind(stack, "broker")
     eventually(lambda: {"tensorbus_broker_gateways 1", "tensorbus_broker_stub_hosts 1"} <= set(broker.exposition()))
     assert len(broker.lines("a service broke the protocol", "service=" + peer.service)) <= 1

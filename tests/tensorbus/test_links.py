@@ -286,6 +286,18 @@ async def test_a_service_that_is_dropped_dials_again(keys: Keys) -> None:
 
 
 @on_the_loop
+async def test_what_a_service_is_told_before_it_is_dropped_arrives(keys: Keys) -> None:
+    async with pair(keys.broker(), keys.service()) as (broker, service):
+        for number in range(1, 11):
+            service.dialer.send(b"here")
+            await until(lambda number=number: len(broker.heard) == number)  # type: ignore[misc]
+            broker.listener.send("0123abcd", b"why", [bytes(100_000)])
+            broker.listener.drop("0123abcd")
+            await until(lambda number=number: service.events.count("connected") == number + 1)  # type: ignore[misc]
+            assert len(service.heard) == number
+
+
+@on_the_loop
 async def test_a_service_dials_again_under_another_id(keys: Keys) -> None:
     async with pair(keys.broker(), keys.service()) as (broker, service):
         service.dialer.send(b"one")
