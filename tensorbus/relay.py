@@ -53,7 +53,11 @@ _MOST_AT_ONCE = 1000  # messages of stubs in one message
 _MOST_NBYTES_AT_ONCE = 16 << 20
 _MESSAGE_NBYTES = 200  # what keeping one costs besides its bytes
 _RETRY_S = 0.02
-_UNDER_WAY_NS = 500_000_000  # for so long a message to the broker, and from it to the gateway, may take
+# For so long an answer may be on its way to its gateway though the broker is alive: a broker that does not read us is
+# lost after 4 s, and a gateway that does not read the broker after 32. To remember an answer for too long is harmless,
+# for a gateway that has it does not ask what has become of it; to forget it too early has the request executed again.
+_UNDER_WAY_NS = 40 * 10**9
+_MOST_ANSWERED = 100_000  # that are remembered; a broker brings fewer than 5,000 a second from one host
 _GONE = (int(ErrorKind.UNAVAILABLE), "the broker that was asked has gone")
 
 _LOAD = msgspec.msgpack.Decoder(Load)
@@ -95,6 +99,7 @@ class Relay:
         self._unsent: deque[_Said] = deque()
         self._unsent_nbytes = 0
         self._answered: deque[tuple[int, list[int]]] = deque()  # when it was said, and for which requests
+        self._nanswered = 0  # of them all
         self._is_open = self._holds_due = False
         self._flush_due: asyncio.Handle | None = None
 
@@ -125,8 +130,8 @@ class Relay:
 
     def heard(self, when_ns: int) -> None:
         """The broker was alive then, and so had what it had been sent long before."""
-        while self._answered and self._answered[0][0] < when_ns - _UNDER_WAY_NS:
-            self._answered.popleft()
+        while self._answered and (self._answered[0][0] < when_ns - _UNDER_WAY_NS or self._nanswered > _MOST_ANSWERED):
+            self._nanswered -= len(self._answered.popleft()[1])
 
     def lost(self) -> None:
         self._is_open = False
@@ -229,11 +234,13 @@ class Relay:
             self._unsent_nbytes -= said.nbytes + _MESSAGE_NBYTES
             if said.address:
                 with contextlib.suppress(ProtocolError):  # which the broker finds, too, and has the stub killed
-                    answered += self._ledger.said(said.address, kind_of(said.header), said.header)
+                    finals = self._ledger.said(said.address, kind_of(said.header), said.header)
+                    answered += [request for request in finals if request > 0]  # not of what models have asked
             elif said.ends:
                 self._ledger.remove(said.ends)
         if answered:
             self._answered.append((time.monotonic_ns(), answered))
+            self._nanswered += len(answered)
         if self._unsent_nbytes < _MOST_NBYTES // 2:
             self._router.resume()
 

@@ -185,15 +185,35 @@ def test_what_was_answered_so_late_that_it_may_not_have_been_heard_is_told(run, 
         stub = dial(context, bus, "k1")
         for request in (5, 6):
             executed = Executed(request, 0, 0, 0, False, [Response(request, [])])
-            stub.send(encode(Results(RESULTS, [executed], [], [Response(request + 10, [], final=False)])))
+            of_a_call = Response(-request, [])
+            stub.send(encode(Results(RESULTS, [executed], [], [Response(request + 10, [], final=False), of_a_call])))
             await until(lambda request=request: len(broker.headers) == request - 3)
             if request == 5:
-                made.heard(time.monotonic_ns() + 10**9)
-        made.heard(time.monotonic_ns())
+                made.heard(time.monotonic_ns() + 41 * 10**9)
+        made.heard(time.monotonic_ns() + 35 * 10**9)  # a gateway may not have read for so long
         made.lost()
         made.died("k1", -9)
         made.joined()
         (holds,) = [message for message in broker.messages[1:] if isinstance(message, Holds)]
         assert (holds.answered, [held.key for held in holds.stubs]) == ([6], ["k1"])
+
+    run(test)
+
+
+def test_of_very_many_answers_the_last_are_remembered(run, context, monkeypatch) -> None:
+    monkeypatch.setattr(relay, "_MOST_ANSWERED", 10)
+
+    async def test(made: Relay, broker: Broker, bus: str) -> None:
+        made.joined()
+        made.add(HeldStub("k1", "m", 1, "m_0", "stamp", "", b"", [], []))
+        stub = dial(context, bus, "k1")
+        for request in range(1, 31):
+            stub.send(encode(Results(RESULTS, [], [], [Response(request, [])])))
+            await until(lambda request=request: len(broker.headers) == request + 1)
+        made.heard(time.monotonic_ns())
+        made.lost()
+        made.joined()
+        (holds,) = [message for message in broker.messages[1:] if isinstance(message, Holds)]
+        assert holds.answered == list(range(21, 31))
 
     run(test)
