@@ -1,7 +1,9 @@
 """For all tests: hypothesis judges what is computed, not how fast a busy machine does it; a test's log is its own; an
-object store on this host."""
+object store on this host. And what would cost each of the many processes and collections of garbage too much."""
 
+import gc
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,14 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Otherwise numpy starts a thread for each core, which spins: a third of what a process takes to start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay, all six thousand: what collects garbage does not look through them each time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

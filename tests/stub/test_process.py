@@ -316,14 +316,21 @@ def test_the_process_is_the_models_own(broker, model, start, tmp_path):
             "file": getattr(main, "__file__", None),
             "spec": main.__spec__,
             "threads": [thread.name for thread in threading.enumerate()],
-            "main_thread": threading.current_thread() is threading.main_thread(),
+            "main_thread": [IMPORTED, threading.current_thread() is threading.main_thread()],
             "executable": os.path.exists(sys.executable),
         }}
         with open({str(tmp_path / "told")!r}, "w") as file:
             json.dump(told, file)
+
+    def answer(self, array):
+        here = threading.current_thread() is threading.main_thread()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([here], np.float32))])
+
+    def finalize(self):
+        pb_utils.Logger.log_info(str(threading.current_thread() is threading.main_thread()))
     """
     start()
-    broker.serve(model(tell))
+    broker.serve(model(tell, "IMPORTED = threading.current_thread() is threading.main_thread()\n" + ECHO))
     assert json.loads((tmp_path / "told").read_text()) == {
         "argv": [""],
         "cwd": os.getcwd(),
@@ -331,9 +338,13 @@ def test_the_process_is_the_models_own(broker, model, start, tmp_path):
         "file": None,
         "spec": None,
         "threads": ["MainThread"],
-        "main_thread": True,
+        "main_thread": [True, True],
         "executable": True,
     }
+    assert broker.values(broker.infer(1)) == [1]
+    broker.finish()
+    broker.receive()
+    assert [line.text for line in broker.logs] == ["True"]
 
 
 @pytest.fixture
@@ -464,8 +475,9 @@ def test_forked_stubs_draw_different_random_numbers(broker, model):
     assert len(drawn) == 2
 
 
-def test_forked_stubs_can_use_the_threads_of_numpys_linear_algebra(broker, model):
+def test_forked_stubs_can_use_the_threads_of_numpys_linear_algebra(broker, model, monkeypatch):
     """They do not survive a fork; the library starts them again."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     broker.start()
     broker.serve(model(answering("(np.ones((500, 500)) @ np.ones((500, 500))).sum() / 500**2")))
     assert broker.values(broker.infer(1)) == [500]

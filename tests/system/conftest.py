@@ -25,6 +25,8 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.system.forked import Forked
+
 ROOT = Path(__file__).parents[2]
 AS_STACK = os.environ.get("TENSORBUS_TEST_STACK", "")  # as_one_server.py: which stack the tests start as a server
 SHM = Path("/dev/shm")
@@ -197,13 +199,19 @@ class Server:
         """``wrapper`` is a command that runs the server's. Of a flag given twice the last counts."""
         self.log = log
         self.temporary = Path(tempfile.mkdtemp(prefix="tb"))  # short: the path of a Unix socket ends at 107 bytes
-        module = ["tests.system.as_one_server", AS_STACK] if AS_STACK else ["tensorbus", "serve"]
-        command = [*wrapper, sys.executable, "-m", *module, f"--model-repository={repository}"]
+        given = [f"--model-repository={repository}"]
         for kind in ("http", "grpc", "metrics"):
-            command += [f"--{kind}-port=0", f"--{kind}-address=127.0.0.1"]
+            given += [f"--{kind}-port=0", f"--{kind}-address=127.0.0.1"]
+        given += flags
         env = {**os.environ, "TMPDIR": str(self.temporary), **environ}
+        self.process: subprocess.Popen[bytes] | Forked
         with log.open("wb") as stream:
-            self.process = subprocess.Popen([*command, *flags], stdout=stream, stderr=stream, cwd=ROOT, env=env)
+            if wrapper or environ or AS_STACK:
+                module = ["tests.system.as_one_server", AS_STACK] if AS_STACK else ["tensorbus", "serve"]
+                command = [*wrapper, sys.executable, "-m", *module, *given]
+                self.process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT, env=env)
+            else:
+                self.process = Forked(["serve", *given], stream, env)
         self._prepare()
 
     def _prepare(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from tests.system.conftest import ROOT, Repository, Server, eventually
+from tests.system.forked import Forked
 
 Place = Callable[[Sequence[str]], list[str]]  # a command, as it is run on some host
 
@@ -23,16 +24,26 @@ Place = Callable[[Sequence[str]], list[str]]  # a command, as it is run on some 
 class Service(Server):
     """``tensorbus <kind>``; a gateway has all that Server offers clients."""
 
-    def __init__(self, kind: str, log: Path, *flags: str, place: Place = list, environ: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, kind: str, log: Path, *flags: str, place: Place | None = None, environ: Mapping[str, str] = {}
+    ) -> None:
         self.kind = kind
         self.log = log
         self.temporary = Path(tempfile.mkdtemp(prefix="tb"))
-        command = [sys.executable, "-m", "tensorbus", kind, *flags]
         env = {**os.environ, "TMPDIR": str(self.temporary), **environ}
         with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                place(command), stdout=stream, stderr=stream, cwd=ROOT, env=env, start_new_session=True
-            )
+            if place or environ:
+                command = [sys.executable, "-m", "tensorbus", kind, *flags]
+                self.process = subprocess.Popen(
+                    place(command) if place else command,
+                    stdout=stream,
+                    stderr=stream,
+                    cwd=ROOT,
+                    env=env,
+                    start_new_session=True,
+                )
+            else:
+                self.process = Forked([kind, *flags], stream, env, start_new_session=True)
         self._prepare()
 
     @property
