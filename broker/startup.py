@@ -10,7 +10,6 @@ are new start, and what has served is left alone if that fails.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from broker import auto_complete, config_loading, execution_env
@@ -22,6 +21,7 @@ from broker.host_table import HostTable
 from broker.instance import Instance, InstanceEvent, InstanceState
 from broker.instance_update import compare, with_instances
 from broker.load_messages import LoadMessages
+from broker.load_queue import LoadQueue
 from broker.model import UNLOADED, Generation, InstanceUpdate, ModelVersion, VersionState
 from broker.model_config import InstanceSpec, Scheduler
 from broker.processes import end_process, end_processes, spawn, start_process
@@ -37,7 +37,7 @@ from protocol.services import Environment
 
 
 class Startup:
-    """Versions wait in a line; at most ``load_concurrency`` are being loaded at a time."""
+    """At most ``load_concurrency`` versions are being loaded at a time."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class Startup:
         """``settled`` is told when every version of a generation is up or has failed."""
         self._hosts = hosts
         self._adoption = adoption
-        self._homeless: dict[ModelVersion, None] = {}  # wait for a host; an ordered set
         self._settings = settings
         self._registry = registry
         self._roster = roster
@@ -64,19 +63,18 @@ class Startup:
         self._settled = settled
         self._limiter = limiter
         self._load_messages = LoadMessages(settings, roster, limits, probe)
-        self._waiting: deque[ModelVersion] = deque()
-        self._busy: set[ModelVersion] = set()
+        self._queue = LoadQueue(settings.load_concurrency)
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._busy and not self._homeless
+        return self._queue.is_empty
 
     def load(self, generation: Generation, now: int) -> list[Action]:
         actions: list[Action] = []
         for version in generation.versions:
             self._registry.add(version)
         for version in (*generation.kept, *generation.versions):
-            self._waiting.append(version)
+            self._queue.add(version)
             if generation.quiet:
                 continue
             actions.append(Say("info", f"loading: {version.name}:{version.version}", {}))
@@ -88,20 +86,16 @@ class Startup:
 
     def hurry(self, generation: Generation, now: int) -> list[Action]:
         """A model that is itself loading waits for it: it must not wait for that one's place."""
-        waiting = [version for version in (*generation.kept, *generation.versions) if version in self._waiting]
         actions: list[Action] = []
-        for version in waiting:
-            self._waiting.remove(version)
-            actions += self._configure(version, now)
+        for version in (*generation.kept, *generation.versions):
+            if self._queue.skip(version):
+                actions += self._configure(version, now)
         return actions
 
     def _start_waiting(self, now: int) -> list[Action]:
         actions: list[Action] = []
-        while self._waiting and len(self._busy) < self._settings.load_concurrency:
-            version = self._waiting.popleft()
-            if version.state is VersionState.LOADING or version.update is not None:  # else it was given up
-                self._busy.add(version)
-                actions += self._configure(version, now)
+        while version := self._queue.next():
+            actions += self._configure(version, now)
         return actions
 
     def give_up(self, generation: Generation, now: int) -> list[Action]:
@@ -110,11 +104,10 @@ class Startup:
         for version in generation.versions:
             if version.state is VersionState.LOADING:
                 version.state, version.reason = VersionState.UNAVAILABLE, UNLOADED
-                self._busy.discard(version)
-                self._homeless.pop(version, None)
+                self._queue.leave(version)
                 actions += end_processes(version, finish=version.is_up)
         for version in generation.kept:
-            self._busy.discard(version)
+            self._queue.leave(version)
             actions += _stop_joining(version)
             version.update = None
         return actions + self._start_waiting(now)
@@ -164,25 +157,20 @@ class Startup:
         return [spawn(version, key, "auto_complete_config", hosts[0])]
 
     def _wait_for_host(self, version: ModelVersion, now: int) -> list[Action]:
-        self._homeless[version] = None
-        self._busy.discard(version)
+        self._queue.wait_for_host(version)
         said = Say("info", "waits for a stub host", {"model": version.name, "version": version.version})
         return [said, *self._start_waiting(now)]
 
     def resume(self, now: int) -> list[Action]:
         """There is one host more."""
-        found = [version for version in self._homeless if self._hosts.running(version.config.name)]
-        for version in found:
-            del self._homeless[version]
-        self._waiting.extend(found)
+        self._queue.found_hosts(lambda version: bool(self._hosts.running(version.config.name)))
         return self._start_waiting(now)
 
     def begin_again(self, version: ModelVersion, now: int) -> list[Action]:
         """A host on which it was coming up has gone."""
-        if version in self._homeless or version in self._waiting:
+        if not self._queue.begin_again(version):
             return []
         version.is_up = False
-        self._busy.add(version)
         return self._start_over(version, now)
 
     def _start_instances(self, version: ModelVersion, now: int) -> list[Action]:
@@ -393,7 +381,7 @@ class Startup:
         return actions + self._configure(version, now)
 
     def _end(self, version: ModelVersion, now: int) -> list[Action]:
-        self._busy.discard(version)
+        self._queue.leave(version)
         generation = version.generation if version.update is None else version.update.generation
         settled = self._settled(generation, now) if generation.settled() else []
         return settled + self._start_waiting(now)
