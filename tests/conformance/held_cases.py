@@ -47,6 +47,7 @@ BATCHES = [
     grouped("as many as fit", "plain", *of_sizes("plain", 1, 2, 1, 3, 4, 1)),
     grouped("a batch ends where the next does not fit", "small", *of_sizes("small", 2, 2, 1, 1, 3, 1)),
     grouped("a preferred size", "preferred", *of_sizes("preferred", 1, 1, 1, 1, 1, 1)),
+    grouped("the smaller of two preferred sizes", "preferred_below", *of_sizes("preferred_below", 1, 1, 1, 1, 1, 1)),
     grouped("a preferred size that is not met", "preferred_two", *of_sizes("preferred_two", 3, 1, 3, 1, 3, 1)),
     grouped("a preferred size, and a delay", "preferred_delayed", *of_sizes("preferred_delayed", 1, 1, 1, 1, 1, 1)),
     grouped("a delay", "delayed", *of_sizes("delayed", 1, 1, 1, 1, 1, 1)),

@@ -58,6 +58,7 @@ MODELS = {
         "plain": _batching(),
         "small": _batching(rows=3),
         "preferred": _batching("preferred_batch_size: [ 4 ]"),
+        "preferred_below": _batching("preferred_batch_size: [ 4, 7 ]"),
         "preferred_two": _batching("preferred_batch_size: [ 2, 6 ]"),
         # Longer than a case may take: that it is answered shows that the preferred size ends the delay.
         "preferred_delayed": _batching("preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 60000000"),

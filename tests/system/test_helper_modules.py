@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import CONFIG, Repository, Start
+from tests.system.conftest import CONFIG, Repository, Start, json_request
 
 OURS = ["broker", "gateway", "metrics", "protocol", "shm", "stub", "tensorbus"]
 THIRD_PARTY = ["zmq_helpers", "utils", "config", "logger", "messages"]
@@ -67,9 +68,13 @@ def test_a_package_of_the_model_may_import_relatively(repository: Repository, st
 
 
 def test_modules_may_lie_in_the_model_folder_for_all_versions(repository: Repository, start: Start) -> None:
-    utils_of(repository.add("m", ANSWERS_V).parent, 5)
+    first = repository.add("m", ANSWERS_V, config=CONFIG % 1 + "version_policy: { all: {} }")
+    utils_of(first.parent, 5)
+    shutil.copytree(first, first.parent / "2")
     server = start()
-    assert server.post("m", [0.0]).data == [5.0]
+    for version in (1, 2):
+        answer = server.call("POST", f"/v2/models/m/versions/{version}/infer", json_request([0.0]))
+        assert answer.data == [5.0]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["imported with the model", "imported in execute"])

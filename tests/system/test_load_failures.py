@@ -176,4 +176,4 @@ def test_a_model_folder_without_a_model_file_is_told(repository: Repository, sta
     server = start("--exit-on-error=false")
     row = server.index()["bad:1"]
     assert row["state"] == "UNAVAILABLE"
-    assert row["reason"]
+    assert "model.py" in row["reason"]

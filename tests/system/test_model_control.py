@@ -283,10 +283,11 @@ def test_a_model_finalizes_when_it_is_unloaded(
     repository: Repository, start: Start, flag: Callable[[str], Path]
 ) -> None:
     done = flag("finalized")
-    repository.add("m", IDENTITY + f"\ndef finalize(self):\n    open({str(done)!r}, 'w').close()")
+    repository.add("m", IDENTITY + f"\ndef finalize(self):\n    open({str(done)!r}, 'a').write('x')")
     server = start(EXPLICIT, "--load-model=m")
     assert unload(server, "m") == (200, "")
-    eventually(done.exists)
+    eventually(lambda: unloaded(server, "m:1") and not server.stubs())
+    assert done.read_text() == "x"
 
 
 def test_a_crashed_model_can_be_unloaded_and_loaded(repository: Repository, start: Start) -> None:

@@ -74,7 +74,11 @@ def test_without_auto_completion_an_absent_configuration_is_an_error(repository:
     repository.add("twice", AUTO_COMPLETE, config="")
     server = start("--disable-auto-complete-config", wait=False)
     assert server.wait() == 1
-    assert server.lines("twice")
+    assert server.lines("Poll failed for model directory 'twice': failed to open text file for read")
+    # The model, which would take no batches, is not asked.
+    (repository.path / "twice" / "config.pbtxt").write_text((CONFIG % 1).replace("size: 0", "size: 4"))
+    server = start("--disable-auto-complete-config")
+    assert server.get("/v2/models/twice/config").json["max_batch_size"] == 4
 
 
 def test_instances_are_as_many_and_named_as_configured(repository: Repository, start: Start) -> None:

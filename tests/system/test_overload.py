@@ -69,6 +69,11 @@ def test_clients_that_push_far_more_than_can_be_served_are_refused_and_memory_st
     assert most_memory - at_first < 48 * MiB
     assert most_shared < 64 * MiB
     assert refused(server, "bytes") + refused(server, "requests") == statuses[503]
+    assert refused(server, "bytes") > 0
+    before = refused(server, "requests")
+    small = Background(64, lambda: server.post("slow", [1.0]).status)
+    eventually(lambda: refused(server, "requests") > before, what="many small ones are refused, too")
+    assert set(small.stop()) == {200, 503}
     assert server.failures("slow") == {} and server.pending("slow") == 0
     eventually(lambda: held(server) == 0)
 
