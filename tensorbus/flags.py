@@ -1,20 +1,31 @@
-"""tritonserver's command line flags: the table, and how each reads its value.
+"""tritonserver's command line flags, and ours: the table.
 
 A flag sets the field of the same name in ServeSettings, or is accepted without effect, or is known and only accepted
-with a value that needs nothing we do not offer. Texts are Triton's where scripts look for them.
+with a value that needs nothing we do not offer.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-Reader = Callable[[str], Any]  # the value of a flag's text; raises ValueError with the reason
-
-
-class UsageError(Exception):
-    """The command line is wrong; the text is the reason, "" for --help."""
+from tensorbus.flag_values import (
+    Reader,
+    above_zero,
+    backend_setting,
+    boolean,
+    cache_setting,
+    grpc_threads,
+    integer,
+    metrics_setting,
+    name_of_config,
+    number,
+    one_of,
+    pattern,
+    rate_limit_resource,
+    starts_tracing,
+    traces_level,
+    verbosity,
+)
 
 
 class Flag(NamedTuple):
@@ -28,170 +39,6 @@ class Flag(NamedTuple):
     inert: tuple[Any, ...] | None = None  # known, but only these values are offered
     instead: str = ""  # deprecated: what to use
 
-
-class BackendSetting(NamedTuple):
-    """``--backend-config=<backend>,<key>=<value>``; backend "" is every backend."""
-
-    backend: str
-    key: str
-    value: str
-
-
-class CacheSetting(NamedTuple):
-    """``--cache-config=<cache>,<key>=<value>``."""
-
-    cache: str
-    key: str
-    value: str
-
-
-# --- readers ------------------------------------------------------------------------------------------------------
-
-
-def boolean(text: str) -> bool:
-    value = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}.get(text.lower())
-    if value is None:
-        raise ValueError(f"invalid value for bool option: {text}")
-    return value
-
-
-def integer(minimum: int = -(2**31), maximum: int = 2**31 - 1) -> Reader:
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]+", text):
-            raise ValueError(f"Invalid option value. Got {text}")
-        if len(text) > 20 or not minimum <= int(text) <= maximum:
-            raise ValueError(f"Provided option value is out of bound. Got {text}")
-        return int(text)
-
-    return read
-
-
-def verbosity(text: str) -> int:
-    level = {"true": 1, "false": 0}.get(text.lower())
-    return max(0, integer()(text)) if level is None else level
-
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"Invalid option value. Got {text}") from None
-
-
-def above_zero(flag: str, maximum: int) -> Reader:
-    def read(text: str) -> int:
-        value: int = integer(-(2**63), maximum)(text)
-        if value <= 0:
-            raise ValueError(f"Error: --{flag} must be greater than 0.")
-        return value
-
-    return read
-
-
-def one_of(flag: str, *values: str) -> Reader:
-    """One of ``values``, in any case when they are lower case themselves."""
-
-    def read(text: str) -> str:
-        for value in values:
-            if text == value or text.lower() == value:
-                return value
-        raise ValueError(f"invalid argument for --{flag}")
-
-    return read
-
-
-def grpc_threads(text: str) -> int:
-    value: int = integer()(text)
-    if not 2 <= value <= 128:
-        raise ValueError("invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
-    return value
-
-
-def name_of_config(text: str) -> str:
-    if not text:
-        raise ValueError("Error: empty argument for --model-config-name")
-    return text
-
-
-def pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"invalid regular expression '{text}': {error}") from None
-    return text
-
-
-def _scoped(text: str) -> tuple[str | None, str, str]:
-    """``scope,key=value`` or ``key=value`` (scope None); a part that is missing is ""."""
-    left, _, value = text.partition("=")
-    scope, comma, key = left.partition(",")
-    return (scope, key, value) if comma else (None, left, value)
-
-
-def backend_setting(text: str) -> BackendSetting:
-    backend, key, value = _scoped(text)
-    if backend == "":
-        raise ValueError(
-            "No backend specified. --backend-config option format is "
-            f"<backend name>,<setting>=<value> or <setting>=<value>. Got {text}"
-        )
-    if not (key and value):
-        raise ValueError(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}")
-    return BackendSetting(backend or "", key, value)
-
-
-def cache_setting(text: str) -> CacheSetting:
-    cache, key, value = _scoped(text)
-    if not cache:
-        raise ValueError(
-            f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
-        )
-    if not (key and value):
-        raise ValueError(f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}")
-    return CacheSetting(cache, key, value)
-
-
-class RateLimitResource(NamedTuple):
-    name: str
-    available: int
-    device: int | None
-
-
-def rate_limit_resource(text: str) -> RateLimitResource:
-    name, *numbers = text.lower().split(":")
-    if not 1 <= len(numbers) <= 2:
-        raise ValueError(
-            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
-            f"Got {text.lower()}"
-        )
-    count, *device = map(integer(), numbers)
-    return RateLimitResource(name, count, device[0] if device else None)
-
-
-def metrics_setting(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    if not key or not value or "," in key:
-        raise ValueError(f"--metrics-config option format is <setting>=<value>. Got {text}")
-    return key, value.lower()
-
-
-def starts_tracing(text: str) -> bool:
-    """Whether a ``--trace-config`` turns tracing on: only ``level`` does."""
-    mode, key, value = _scoped(text)
-    if mode == "" or not (key and value):
-        raise ValueError(f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {text}")
-    return key == "level" and traces_level(value)
-
-
-def traces_level(text: str) -> bool:
-    if text.lower() in ("off", "false"):
-        return False
-    if text.lower() in ("on", "true", "min", "max", "timestamps", "tensors"):
-        return True
-    raise ValueError(f"invalid value for trace level option: {text}")
-
-
-# --- the table ----------------------------------------------------------------------------------------------------
 
 _PORT = integer(0, 65535)
 _COUNT = integer(0)
@@ -422,7 +269,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
 )
 
-_BY_NAME = {flag.name: flag for flag in FLAGS}
+BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def flags_of(*groups: str) -> tuple[Flag, ...]:
@@ -431,76 +278,4 @@ def flags_of(*groups: str) -> tuple[Flag, ...]:
 
 
 def flag_of(name: str) -> Flag:
-    return _BY_NAME[name]
-
-
-# --- writing a command line ---------------------------------------------------------------------------------------
-
-
-def arguments(name: str, value: Any) -> list[str]:
-    """What sets the flag of that name, with "_" for "-", to a value of Python's; None leaves it as it is.
-    Raises TypeError if there is no such flag."""
-    flag = _BY_NAME.get(name.replace("_", "-"))
-    if flag is None or name == "help":
-        raise TypeError(f"there is no setting '{name}'")
-    if flag.read is None:
-        return [f"--{flag.name}"] if value else []
-    if value is None:
-        return []
-    values = value if isinstance(value, (list, tuple)) and not isinstance(value, BackendSetting) else [value]
-    return [f"--{flag.name}={_text(one)}" for one in values]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, BackendSetting):
-        return f"{value.backend},{value.key}={value.value}" if value.backend else f"{value.key}={value.value}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# --- reading a command line ---------------------------------------------------------------------------------------
-
-
-class Given(NamedTuple):
-    flag: Flag
-    text: str
-    value: Any
-
-
-def read(argv: Sequence[str], flags: Iterable[Flag] = FLAGS) -> list[Given]:
-    """Those of ``flags`` that are given, in that order: ``--flag=value`` or ``--flag value``, names in full. Raises
-    UsageError."""
-    by_name = {flag.name: flag for flag in flags}
-    return [_given(flag, text) for flag, text in _split(argv, by_name)]
-
-
-def _split(argv: Sequence[str], by_name: Mapping[str, Flag]) -> Iterator[tuple[Flag, str]]:
-    arguments = iter(argv)
-    for argument in arguments:
-        if not argument.startswith("--"):
-            raise UsageError(f"Unexpected argument: {argument}")
-        name, equals, text = argument[2:].partition("=")
-        flag = by_name.get(name)
-        if flag is None:
-            raise UsageError(f"unrecognized option '{argument}'")
-        if flag.read is None:
-            if equals:
-                raise UsageError(f"option '--{name}' doesn't allow an argument")
-        elif not equals:
-            following = next(arguments, None)
-            if following is None:
-                raise UsageError(f"option '--{name}' requires an argument")
-            text = following
-        if name == "help":
-            raise UsageError("")
-        yield flag, text
-
-
-def _given(flag: Flag, text: str) -> Given:
-    try:
-        return Given(flag, text, True if flag.read is None else flag.read(text))
-    except ValueError as error:
-        raise bad_option(flag.name, str(error)) from None
-
-
-def bad_option(name: str, reason: str) -> UsageError:
-    return UsageError(f'Bad option: "--{name}".\n{reason}')
+    return BY_NAME[name]

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import tomllib
 
-from tensorbus.flags import Flag, Given, UsageError, bad_option, boolean, flag_of, flags_of, integer, read
+from tensorbus.command_line import Given, UsageError, bad_option, read
+from tensorbus.flag_values import boolean, integer
+from tensorbus.flags import Flag, flag_of, flags_of
 from tensorbus.settings import ServeSettings, settings_of, usage_of
 from tensorbus.tcp_address import tcp_address
 

@@ -12,19 +12,9 @@ from typing import Any, TypeVar
 
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
-from tensorbus.flags import (
-    FLAGS,
-    BackendSetting,
-    CacheSetting,
-    Flag,
-    Given,
-    RateLimitResource,
-    UsageError,
-    arguments,
-    bad_option,
-    integer,
-    read,
-)
+from tensorbus.command_line import Given, UsageError, arguments, bad_option, read
+from tensorbus.flag_values import BackendSetting, CacheSetting, RateLimitResource, integer
+from tensorbus.flags import FLAGS, Flag
 from tensorbus.logs import LogSettings
 
 __all__ = ["ServeSettings", "UsageError", "parse_serve", "settings_of", "usage", "usage_of"]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.signature import IndexEntry
-from tensorbus.flags import RateLimitResource
+from tensorbus.flag_values import RateLimitResource
 from tensorbus.settings import ServeSettings
 
 _UNKNOWN_WIDTH = 500  # of an output that is no terminal

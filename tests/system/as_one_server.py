@@ -21,7 +21,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensorbus.flags import FLAGS, read
+from tensorbus.command_line import read
+from tensorbus.flags import FLAGS
 from tensorbus.service_settings import COMMANDS, FLAGS_OF
 
 UP = "the stack is up"

@@ -1,6 +1,7 @@
 import pytest
 
-from tensorbus.flags import FLAGS, Flag, UsageError, read
+from tensorbus.command_line import UsageError, read
+from tensorbus.flags import FLAGS, Flag
 
 VALUES = {
     "boolean": "false",

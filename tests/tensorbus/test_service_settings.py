@@ -7,8 +7,10 @@ import pytest
 
 from tensorbus import service_settings
 from tensorbus.__main__ import main
+from tensorbus.command_line import UsageError
 from tensorbus.curve import make_keys
-from tensorbus.flags import FLAGS, BackendSetting, UsageError
+from tensorbus.flag_values import BackendSetting
+from tensorbus.flags import FLAGS
 from tensorbus.service_settings import COMMANDS, FLAGS_OF, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "services.md"

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from tensorbus.flags import FLAGS, BackendSetting
+from tensorbus.flag_values import BackendSetting
+from tensorbus.flags import FLAGS
 from tensorbus.settings import ServeSettings, UsageError, from_values, parse_serve, usage
 
 NO_FLAG = {
