@@ -34,13 +34,13 @@ from _tensorbus_app.stub import process  # noqa: E402
 
 def main() -> None:
     """Returns in a fork server whose work is done; a stub exits by itself."""
-    start: Optional[process.Start] = process.Start(given.bus, given.key, given.title)
+    assignment: Optional[process.Assignment] = process.Assignment(given.bus, given.key, given.title)
     if given.fork_server is not None:
         from _tensorbus_app.stub import fork_server
 
-        start = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
-    if start is not None:
-        process.run(start)
+        assignment = fork_server.ForkServer(given.fork_server, given.bus, given.run_dir, given.shm_directory).serve()
+    if assignment is not None:
+        process.run(assignment)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import sys
 from collections import deque
 from typing import Any, Deque, Dict, Iterator, List, NoReturn, Optional
 
-from .process import Start, set_title
+from .process import Assignment, set_title
 from .shared import interpreters, sweep
 
 _LIBC = ctypes.CDLL(None)
@@ -63,7 +63,7 @@ class ForkServer:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._selector.register(self._signals, selectors.EVENT_READ)
 
-    def serve(self) -> Optional[Start]:
+    def serve(self) -> Optional[Assignment]:
         """Returns None when the server is gone; returns in a forked child too, with what that one is to run."""
         set_title("tensorbus fork server")
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a stub come here to be reaped
@@ -79,9 +79,9 @@ class ForkServer:
                 if order[0] in ("close", "died"):
                     self._end(server_died=order[0] == "died")
                     return None
-                start = self._obey(*order)
-                if start is not None:
-                    return start
+                assignment = self._obey(*order)
+                if assignment is not None:
+                    return assignment
 
     def _catch_signals(self) -> None:
         """Whoever ends the server by a signal to all its processes must not take the undertaker first."""
@@ -106,10 +106,12 @@ class ForkServer:
         for line in lines:
             yield json.loads(line)
 
-    def _obey(self, verb: str, key: str, title: str = "", interpreter: Optional[List[Any]] = None) -> Optional[Start]:
+    def _obey(
+        self, verb: str, key: str, title: str = "", interpreter: Optional[List[Any]] = None
+    ) -> Optional[Assignment]:
         if verb == "spawn":
             return self._spawn(
-                Start(self._bus, key, title), interpreters.Interpreter(*interpreter) if interpreter else None
+                Assignment(self._bus, key, title), interpreters.Interpreter(*interpreter) if interpreter else None
             )
         for pid in [pid for pid, its_key in self._keys.items() if its_key == key]:
             if verb == "abort":
@@ -118,30 +120,30 @@ class ForkServer:
                 _kill(pid)
         return None
 
-    def _spawn(self, start: Start, interpreter: Optional[interpreters.Interpreter]) -> Optional[Start]:
+    def _spawn(self, assignment: Assignment, interpreter: Optional[interpreters.Interpreter]) -> Optional[Assignment]:
         parent = os.getpid()
         output = self._outputs.popleft()
         try:
             pid = os.fork()
         except OSError as error:
-            print("tensorbus: cannot start {}: {}".format(start.title, error), file=sys.stderr, flush=True)
-            self._tell("exited", start.key, os.EX_OSERR)
+            print("tensorbus: cannot start {}: {}".format(assignment.title, error), file=sys.stderr, flush=True)
+            self._tell("exited", assignment.key, os.EX_OSERR)
             os.close(output)
             return None
         if pid:
             os.close(output)
             with contextlib.suppress(OSError):  # the child does the same; whoever is first
                 os.setpgid(pid, pid)
-            self._keys[pid] = start.key
-            self._tell("started", start.key, pid)
+            self._keys[pid] = assignment.key
+            self._tell("started", assignment.key, pid)
             return None
         self._leave(parent)
         for stream in (1, 2):
             os.dup2(output, stream)
         os.close(output)
         if interpreter is not None:
-            _exec(interpreter, start)
-        return start
+            _exec(interpreter, assignment)
+        return assignment
 
     def _leave(self, parent: int) -> None:
         """In the child: keep nothing of the fork server, and die with it."""
@@ -214,16 +216,16 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _exec(interpreter: interpreters.Interpreter, start: Start) -> NoReturn:
+def _exec(interpreter: interpreters.Interpreter, assignment: Assignment) -> NoReturn:
     """Become the stub in another interpreter."""
     python = interpreter.python
-    arguments = [python, _STUB_MAIN, "--bus", start.bus, "--key", start.key, "--title", start.title]
+    arguments = [python, _STUB_MAIN, "--bus", assignment.bus, "--key", assignment.key, "--title", assignment.title]
     for directory in interpreter.packages:
         arguments += ["--packages", directory]
     try:
         os.execve(python, arguments, interpreters.activated(os.environ, interpreter.prefix))
     except OSError as error:
-        print("tensorbus: cannot run {} for {}: {}".format(python, start.title, error.strerror), file=sys.stderr)
+        print("tensorbus: cannot run {} for {}: {}".format(python, assignment.title, error.strerror), file=sys.stderr)
     sys.stderr.flush()
     os._exit(127)
 

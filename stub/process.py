@@ -37,7 +37,7 @@ EXIT_OK, EXIT_FAILED_TO_LOAD, EXIT_PROTOCOL_ERROR = 0, 1, 2
 _EXIT_HANDLERS_S = 2.0
 
 
-class Start(NamedTuple):
+class Assignment(NamedTuple):
     """What a stub process is told from outside."""
 
     bus: str
@@ -45,11 +45,11 @@ class Start(NamedTuple):
     title: str
 
 
-def run(start: Start) -> NoReturn:
+def run(assignment: Assignment) -> NoReturn:
     """Lives and exits. Only a process that the model has forked comes out of here, by an exception."""
     pid = os.getpid()
     try:
-        code = _live(start)
+        code = _live(assignment)
     except BaseException as error:  # a signal handler of the model may well say sys.exit()
         if os.getpid() != pid:
             raise
@@ -57,11 +57,11 @@ def run(start: Start) -> NoReturn:
     _exit(code)
 
 
-def _live(start: Start) -> int:
+def _live(assignment: Assignment) -> int:
     """Returns the exit code."""
-    _become_stub(start.title)
+    _become_stub(assignment.title)
     try:
-        channel = Channel(start.bus, start.key)
+        channel = Channel(assignment.bus, assignment.key)
     except Closed:
         return EXIT_OK  # so soon has the server gone
     try:
@@ -71,9 +71,9 @@ def _live(start: Start) -> int:
             received = channel.receive()
         if not isinstance(received.message, messages.Load):
             raise errors.ProtocolError("the answer to Hello is no Load")
-        return _load(start, channel, received.message)
+        return _load(assignment, channel, received.message)
     except errors.ProtocolError as error:
-        print("tensorbus stub {}: the broker sent a {}".format(start.title, error), file=sys.stderr)
+        print("tensorbus stub {}: the broker sent a {}".format(assignment.title, error), file=sys.stderr)
         return EXIT_PROTOCOL_ERROR
     except Closed:
         return EXIT_OK  # the server has gone
@@ -146,14 +146,14 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-def _load(start: Start, channel: Channel, load: messages.Load) -> int:
+def _load(assignment: Assignment, channel: Channel, load: messages.Load) -> int:
     try:
         if load.mode == "auto_complete":
             config = auto_complete(load.model_file, load.args, load.version_directory)
             channel.send(messages.Configured(messages.CONFIGURED, config))
             return EXIT_OK
         if load.mode == "serve":
-            return _serve(start, channel, load)
+            return _serve(assignment, channel, load)
     except LoadError as error:
         if error.__cause__ is not None:
             _logger(channel)("E", os.path.basename(load.model_file), 0, full_traceback(error.__cause__))
@@ -162,7 +162,7 @@ def _load(start: Start, channel: Channel, load: messages.Load) -> int:
     raise errors.ProtocolError("Load of unknown mode {}".format(load.mode))
 
 
-def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
+def _serve(assignment: Assignment, channel: Channel, load: messages.Load) -> int:
     """Raises LoadError."""
     segments = Segments(load)
     outputs = Outputs(segments.placer)
@@ -171,7 +171,7 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     logger.set_sink(log)
     bus = Bus(channel)
     asked = OpenCalls(bus)
-    calls.begin(asked, start.bus, start.key)
+    calls.begin(asked, assignment.bus, assignment.key)
     metric_family.set_instance(load.args["model_instance_name"])
     model = UserModel.load(load.model_file, load.args, load.version_directory)
     event_loop = EventLoop()
@@ -182,7 +182,7 @@ def _serve(start: Start, channel: Channel, load: messages.Load) -> int:
     loop = Loop(bus, asked, session, outputs, segments.reader, segments.status)
     asks_ready = hasattr(model.instance, "is_ready")
     if asks_ready:
-        readiness.serve(start.bus, start.key, model.instance, event_loop.result_of)
+        readiness.serve(assignment.bus, assignment.key, model.instance, event_loop.result_of)
     channel.send(segments.ready(asks_ready))
     loop.run()
     calls.set_serving(False)
