@@ -8,7 +8,8 @@ A model that somebody had loaded is read again before its stubs are taken over. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from broker.answering import Answering
@@ -20,7 +21,7 @@ from broker.queue import Pending, ReplySink
 from broker.roster import Roster
 from protocol.codec import decode_from_stub
 from protocol.errors import ProtocolError
-from protocol.messages import Ready, Request
+from protocol.messages import NewFamily, NewMetric, Ready, Request
 from protocol.services import HeldStub
 
 SinkOf = Callable[[int], ReplySink]  # where the answers to a request go that another broker has taken
@@ -54,7 +55,7 @@ class Adoption:
                 actions.append(Kill(stub.key))
             else:
                 self._held.setdefault((host, stub.model), []).append(_Held(stub, ready, sink))
-                self._said[stub.key] = []
+                self._said[stub.key] = [StubSaid(stub.key, message, ()) for message in _made(stub)]
         return actions
 
     def keeps(self, event: StubSaid | StubDied) -> bool:
@@ -134,6 +135,15 @@ class Adoption:
         pending.holder = instance.index
         self._answering.living[id] = (version, pending)
         return pending
+
+
+def _made(stub: HeldStub) -> Iterator[NewFamily | NewMetric]:
+    """The metrics that its model has, made once more."""
+    for header in stub.made:
+        with contextlib.suppress(ProtocolError):
+            message = decode_from_stub(header)
+            if isinstance(message, NewFamily | NewMetric) and not message.call:
+                yield message
 
 
 def _ready(stub: HeldStub) -> Ready | None:

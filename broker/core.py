@@ -181,9 +181,9 @@ class Core:
             OutputsRead: self._outputs_read,
             StubSaid: self._stub_said,
             StubDied: self._stub_died,
-            HostJoined: self.hosts.joined,
+            HostJoined: self._host_joined,
             HostLeaves: self.hosts.leaves,
-            HostLost: self.hosts.lost,
+            HostLost: self._host_lost,
             LookedUp: self._requests.looked_up,
             Kept: self._answering.caching.kept,
             LoadModels: self._control.load_all,
@@ -274,6 +274,14 @@ class Core:
         if found is not None:
             self._dispatcher.touch(found[0])
         return self._startup.said(key, message, now)
+
+    def _host_joined(self, event: HostJoined, now: int) -> list[Action]:
+        self._metrics.host_joined(event.host, event.metrics)
+        return self.hosts.joined(event, now)
+
+    def _host_lost(self, event: HostLost, now: int) -> list[Action]:
+        self._metrics.host_gone(event.host)
+        return self.hosts.lost(event, now)
 
     def _stub_died(self, event: StubDied, now: int) -> list[Action]:
         if self._adoption and self._adoption.keeps(event):

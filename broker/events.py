@@ -12,7 +12,7 @@ from broker.queue import Frames, Pending, ReplySink
 from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Request, Response, TensorRef, ToBroker, ToStub
-from protocol.services import Environment, HeldStub
+from protocol.services import Environment, HeldMetric, HeldStub
 
 # --- events -----------------------------------------------------------------------------------------------------
 
@@ -76,6 +76,7 @@ class HostJoined(NamedTuple):
     gpus: tuple[int, ...] = ()
     held: tuple[HeldStub, ...] = ()  # stubs that another broker has started
     sink: Callable[[int], ReplySink] | None = None  # of a request that is inside them
+    metrics: tuple[HeldMetric, ...] = ()  # what they have added to metrics of models
 
 
 class HostLeaves(NamedTuple):

@@ -230,8 +230,7 @@ class RemoteGateways:
         self._catalogues.joined(self._gateways[service].member)
 
     def settle(self) -> None:
-        """Whenever a host has said what it holds, and from time to time. What stubs hold that may still be taken over is
-        not settled."""
+        """Whenever a host has said what it holds, and from time to time; but not while stubs may still be taken over."""
         if self._server.core.is_adopting and self._loop.time() < self._ends_s:
             return
         for service, again, lost in self._unanswered.verdicts(self._hosts, time.monotonic_ns()):

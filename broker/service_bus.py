@@ -158,8 +158,8 @@ class ServiceBus:
         self._gateways.handed(message.answered)
         for stub in message.stubs:
             self._gateways.handed([*stub.open, *(id for _, requests in stub.batches for id in requests)])
-        held, sink = tuple(message.stubs), self._gateways.sink
-        self._server.tell(HostJoined(service, tuple(join.models), tuple(join.gpus), held, sink))
+        held, sink, metrics = tuple(message.stubs), self._gateways.sink, tuple(message.metrics)
+        self._server.tell(HostJoined(service, tuple(join.models), tuple(join.gpus), held, sink, metrics))
         self._loop.call_soon(self._gateways.settle)
 
     # --- who is there -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from metrics import catalogue
 
@@ -35,11 +36,12 @@ class Metric:
     """The value of a counter or gauge; of a histogram how many observations each bucket has, not counting those in the
     buckets before it, and their sum. The last bucket has no bound."""
 
-    __slots__ = ("bounds", "counts", "holders", "labels", "sum", "value")
+    __slots__ = ("bounds", "counts", "holders", "is_set", "labels", "sum", "value")
 
     def __init__(self, labels: Labels, bounds: Sequence[float]) -> None:
         self.labels = labels
         self.value = 0.0
+        self.is_set = False  # and not only added to
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
@@ -49,6 +51,25 @@ class Metric:
         bucket = len(self.bounds) if math.isnan(value) else bisect_left(self.bounds, value)
         self.counts[bucket] += 1
         self.sum += value
+
+
+class Former(Protocol):
+    """A metric as another process knew it."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def is_set(self) -> bool: ...
+
+    @property
+    def counts(self) -> Sequence[int]: ...
+
+    @property
+    def sum(self) -> float: ...
+
+
+F = TypeVar("F", bound=Former)
 
 
 class CustomFamily:
@@ -133,6 +154,17 @@ class CustomMetrics:
             metric.holders += 1
         owned.metrics[number] = held, metric
 
+    def restore(self, owner: str, number: int, former: dict[tuple[str, Labels], F], only_new: bool) -> None:
+        """Adds what ``former`` has of the metric, and takes it from there; ``only_new``: unless others hold it, too."""
+        held, metric = self._owners[owner].metrics[number]
+        found = former.pop((held.family.name, metric.labels), None)
+        if found is None or (only_new and metric.holders > 1):
+            return
+        metric.value = found.value if found.is_set else metric.value + found.value
+        if len(found.counts) == len(metric.counts):
+            metric.counts = [one + other for one, other in zip(metric.counts, found.counts, strict=True)]
+            metric.sum += found.sum
+
     def update(self, owner: str, number: int, operation: str, value: float) -> float:
         """Returns the metric's value for "value", else 0. Raises MetricRefused."""
         owned = self._owners.get(owner)
@@ -148,6 +180,7 @@ class CustomMetrics:
             metric.observe(value)
         elif operation == "set":
             metric.value = value
+            metric.is_set = True
         elif held.family.kind == COUNTER and not value >= 0:
             raise MetricRefused(f"{kind} can only be incremented monotonically by non-negative values.")
         else:

@@ -31,7 +31,7 @@ _TO_SERVICE: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-def encode(message: ToStub | FromService | ToService) -> bytes:
+def encode(message: ToStub | ToBroker | FromService | ToService) -> bytes:
     """Always: a lone surrogate (of a path, say), which no encoding has, becomes its escape, a number of more than 64
     bits its digits. What shares a turn of the loop with such a message must leave, too."""
     try:

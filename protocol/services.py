@@ -265,6 +265,19 @@ class HeldStub(NamedTuple):
     ready: bytes  # its Ready, as it said it; b"" if it has not
     batches: List[Tuple[int, List[int]]]  # Batch.id, Request.id
     open: List[int]  # requests whose execute has returned without a final response
+    made: List[bytes] = []  # NewFamily and NewMetric of the metrics that its model has
+
+
+class HeldMetric(NamedTuple):
+    """What stubs of one host have added to a metric of models; ``is_set`` if a gauge was set, and to what. ``counts``
+    are of the buckets of a histogram, ``sum`` of its observations."""
+
+    family: str
+    labels: List[Tuple[str, str]]  # in order of their names
+    value: float
+    is_set: bool
+    counts: List[int]
+    sum: float
 
 
 class Holds(NamedTuple):
@@ -274,6 +287,7 @@ class Holds(NamedTuple):
     kind: str
     stubs: List[HeldStub]
     answered: List[int] = []
+    metrics: List[HeldMetric] = []
 
 
 # --- broker to stub host ----------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class Relay:
         try:
             if self._holds_due:
                 answered = [request for _, requests in self._answered for request in requests]
-                self._send(encode(Holds(HOLDS, self._ledger.held(), answered)), ())
+                self._send(encode(Holds(HOLDS, self._ledger.held(), answered, self._ledger.metrics())), ())
                 self._holds_due = False
             while self._unsent and self._is_open:
                 batch = self._next_batch()

@@ -17,6 +17,7 @@ from protocol.messages import (
     ANSWERED,
     CALL,
     CONTROL,
+    DROP_METRICS,
     EXECUTE,
     FAILED,
     GOODBYE,
@@ -27,10 +28,12 @@ from protocol.messages import (
     TOLD,
     UPDATE_METRIC,
 )
-from protocol.services import HeldStub
+from protocol.services import HeldMetric, HeldStub
+from tensorbus.metric_ledger import MetricLedger
 
 _OPEN = 0  # in place of a Batch.id, which is never 0
-_ASKED = frozenset((NEW_FAMILY, NEW_METRIC, UPDATE_METRIC, CONTROL))  # Told answers
+_OF_METRICS = frozenset((NEW_FAMILY, NEW_METRIC, UPDATE_METRIC))
+_ASKED = _OF_METRICS | {CONTROL}  # Told answers
 
 
 class _Request(msgspec.Struct, array_like=True, gc=False):
@@ -116,6 +119,7 @@ class StubLedger:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}  # by key
+        self._metrics = MetricLedger()
         self._questions: dict[str, dict[int, bool]] = {}  # by routing id and number; whether it is a call
 
     def add(self, stub: HeldStub) -> None:
@@ -125,6 +129,7 @@ class StubLedger:
     def remove(self, key: str) -> None:
         """It is dead."""
         self._held.pop(key, None)
+        self._metrics.remove(key)
         for address in [address for address in self._questions if key_of(address) == key]:
             del self._questions[address]
 
@@ -171,6 +176,10 @@ class StubLedger:
             number = _decode(_NUMBERED, header).call
             if number:
                 self._questions.setdefault(address, {})[number] = kind == CALL
+            if kind in _OF_METRICS:
+                self._metrics.said(key_of(address), header)
+        elif kind == DROP_METRICS:
+            self._metrics.said(key_of(address), header)
         elif kind == READY:
             if address in self._held:
                 self._held[address].ready = bytes(header)
@@ -210,9 +219,13 @@ class StubLedger:
                     for batch, ids in one.batches.items()
                 ],
                 open=[request for request, batch in one.requests.items() if batch == _OPEN],
+                made=self._metrics.made(one.start.key),
             )
             for one in self._held.values()
         ]
+
+    def metrics(self) -> list[HeldMetric]:
+        return list(self._metrics.values())
 
     def take_questions(self) -> Iterable[Question]:
         """All that are not answered, which now count as answered."""

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from broker.config_json import to_json
-from broker.events import HostJoined, LoadModels, Polled, Spawn, StartServing
+from broker.events import HostJoined, HostLost, LoadModels, Polled, Spawn, StartServing
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from protocol.codec import encode
-from protocol.messages import READY, Executed, Ready, Response
-from protocol.services import HeldStub
+from protocol.messages import NEW_FAMILY, NEW_METRIC, READY, Executed, NewFamily, NewMetric, Ready, Response
+from protocol.services import HeldMetric, HeldStub
 from tests.broker.conftest import Bench, Sink
 
 OLD_NONCE = b"o" * 32
@@ -45,11 +45,11 @@ class Adopting(Bench):
         message.instance_group.add(count=count, name="m")
         return VersionSource("m", 1, "/repo/m", from_message(message), files=stamp)
 
-    def join(self, *held: HeldStub, host: str = "a") -> None:
+    def join(self, *held: HeldStub, host: str = "a", metrics: tuple[HeldMetric, ...] = ()) -> None:
         for stub in held:
             self.alive[stub.key] = stub.instance
             self.inbox[stub.key] = []
-        self.tell(HostJoined(host, ("*",), (), held, self.sink))
+        self.tell(HostJoined(host, ("*",), (), held, self.sink, metrics))
         self.turn()
 
     def come_up(self) -> None:
@@ -202,3 +202,52 @@ def test_what_a_stub_says_before_it_is_taken_over_is_heard_then():
     bench.says("7.2", Executed(4, 1, 1, 1, False, [Response(12, [])]))
     assert bench.old[12].responses[0].error is None
     assert bench.spawned == ["8.1"]
+
+
+def with_metrics(stub: HeldStub, kind: str) -> HeldStub:
+    buckets = [1.0] if kind == "histogram" else None
+    made = [NewFamily(NEW_FAMILY, 0, 1, "seen", "", kind), NewMetric(NEW_METRIC, 0, 1, 1, {}, buckets)]
+    return stub._replace(made=[encode(one) for one in made])
+
+
+def seen(bench) -> tuple[float, list[int], float]:
+    (family,) = bench.recorder.custom
+    (metric,) = family
+    bench.core.check()
+    return metric.value, metric.counts, metric.sum
+
+
+def added(value: float = 0.0, is_set: bool = False, counts: tuple[int, ...] = (0,), total: float = 0.0) -> HeldMetric:
+    return HeldMetric("seen", [], value, is_set, list(counts), total)
+
+
+def test_metrics_are_made_again_with_what_each_host_has_added(bench):
+    bench.join(with_metrics(held(), "counter"), metrics=(added(3.0),))
+    assert seen(bench)[0] == 3.0
+    bench.join(with_metrics(held(key="8.0"), "counter"), host="b", metrics=(added(4.0),))
+    assert seen(bench)[0] == 7.0
+
+
+def test_a_gauge_is_what_the_last_one_has_set_it_to(bench):
+    bench.join(with_metrics(held(), "gauge"), metrics=(added(3.0, is_set=True),))
+    bench.join(with_metrics(held(key="8.0"), "gauge"), host="b", metrics=(added(4.0, is_set=True),))
+    assert seen(bench)[0] == 4.0
+
+
+def test_buckets_of_a_histogram_are_added_up(bench):
+    bench.join(with_metrics(held(), "histogram"), metrics=(added(counts=(1, 2), total=5.0),))
+    bench.join(with_metrics(held(key="8.0"), "histogram"), host="b", metrics=(added(counts=(0, 3), total=9.0),))
+    assert seen(bench) == (0.0, [1, 5], 14.0)
+
+
+def test_of_a_host_that_was_lost_and_comes_back_nothing_counts_twice(bench):
+    bench.join(with_metrics(held(), "counter"), metrics=(added(3.0),))
+    bench.join(with_metrics(held(key="8.0"), "counter"), host="b", metrics=(added(4.0),))
+    bench.tell(HostLost("b"))
+    bench.join(with_metrics(held(key="8.0"), "counter"), host="b", metrics=(added(4.0),))
+    assert seen(bench)[0] == 7.0  # the other one has held it meanwhile
+    bench.tell(HostLost("a"))
+    bench.tell(HostLost("b"))
+    assert list(bench.recorder.custom) == []
+    bench.join(with_metrics(held(key="8.0"), "counter"), host="b", metrics=(added(4.0),))
+    assert seen(bench)[0] == 4.0

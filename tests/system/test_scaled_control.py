@@ -10,6 +10,7 @@ import pytest
 from tests.system.conftest import IDENTITY, Background, Repository, eventually
 from tests.system.ensemble_models import add_chain
 from tests.system.scaled_stack import ScaledStack, ready, scaled_stack
+from tests.system.test_custom_metrics import custom
 from tests.system.test_model_control import NUMBER, load
 
 LOADER = """
@@ -39,8 +40,20 @@ def test_a_poll_tries_again_what_has_failed_on_a_host(repository, stack, flag):
 
 
 SLEEPY = """
+def initialize(self, args):
+    make = pb_utils.MetricFamily
+    self.families = [make(kind, "", getattr(make, kind.upper())) for kind in ("counter", "gauge", "histogram")]
+    counter, gauge, histogram = self.families
+    self.counter, self.gauge = counter.Metric(labels={"a": "b"}), gauge.Metric(labels={})
+    self.histogram = histogram.Metric(labels={}, buckets=[0.05, 0.5])
+    self.executed = 0
+
 def execute(self, requests):
     time.sleep(float(values(requests[0])[0]))
+    self.counter.increment(1)
+    self.executed += 1
+    self.gauge.set(self.executed)
+    self.histogram.observe(0.25)
     return [respond(request, values(request)) for request in requests]
 """
 
@@ -64,6 +77,17 @@ def test_a_model_that_somebody_has_loaded_outlives_the_broker_with_what_is_insid
     work.stop()
     assert set(statuses) == {200}
     assert host.stubs("sleepy") == [stub]
+    count = float(len(statuses))
+    assert (
+        custom(broker).items()
+        >= {
+            'counter{a="b"}': count,
+            "gauge": count,
+            'histogram_bucket{le="0.05"}': 0,
+            'histogram_bucket{le="0.5"}': count,
+            "histogram_sum": count / 4,
+        }.items()
+    )
 
 
 def test_models_of_one_name_are_told_apart_by_their_repositories(repository, stack, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import encode, kind_of
+from protocol.codec import decode_from_stub, encode, kind_of
 from protocol.errors import ProtocolError
 from protocol.messages import (
     ANSWERED,
@@ -23,11 +23,14 @@ from protocol.messages import (
     Batch,
     Call,
     Control,
+    DropMetrics,
     Execute,
     Executed,
     Failed,
     Goodbye,
     Handle,
+    NewFamily,
+    NewMetric,
     Ready,
     Request,
     Response,
@@ -36,7 +39,7 @@ from protocol.messages import (
     Told,
     UpdateMetric,
 )
-from protocol.services import HeldStub
+from protocol.services import HeldMetric, HeldStub
 from tensorbus.stub_ledger import Question, StubLedger
 from tests.random_events import examples
 
@@ -195,3 +198,36 @@ def test_whatever_is_held_is_what_was_given_and_not_answered(data: st.DataObject
         expected = [(batch, [one for one in ids if one in unanswered]) for batch, ids in batches.items()]
         assert held(ledger)[0] == expected
         assert sorted(held(ledger)[1]) == sorted(set(unanswered) - inside)
+
+
+def test_what_metrics_its_model_has_is_known_with_what_was_added_to_them(ledger) -> None:
+    say(ledger, NewFamily("N", 1, 1, "seen", "What was seen", "counter"))
+    say(ledger, NewMetric("M", 2, 1, 1, {"b": "2", "a": "1"}, None))
+    say(ledger, NewMetric("M", 3, 2, 1, {}, None))
+    say(ledger, NewFamily("N", 4, 2, "sizes", "", "histogram"), KEY + "/1")
+    say(ledger, NewMetric("M", 5, 3, 2, {}, [1.0]), KEY + "/1")
+    say(ledger, NewFamily("N", 6, 3, "no name", "", "counter"))  # as the broker refuses it
+    for metric, operation, value in (
+        (1, "increment", 2.0),
+        (1, "increment", 3.0),
+        (3, "observe", 0.5),
+        (2, "set", 1.0),
+    ):
+        say(ledger, UpdateMetric(UPDATE_METRIC, 0, metric, operation, value))
+    (stub,) = ledger.held()
+    assert [decode_from_stub(one) for one in stub.made] == [
+        NewFamily("N", 0, 1, "seen", "What was seen", "counter"),
+        NewFamily("N", 0, 2, "sizes", "", "histogram"),
+        NewMetric("M", 0, 1, 1, {"b": "2", "a": "1"}, None),
+        NewMetric("M", 0, 2, 1, {}, None),
+        NewMetric("M", 0, 3, 2, {}, [1.0]),
+    ]
+    assert ledger.metrics() == [
+        HeldMetric("seen", [("a", "1"), ("b", "2")], 5.0, False, [0], 0.0),
+        HeldMetric("seen", [], 0.0, False, [0], 0.0),
+        HeldMetric("sizes", [], 0.0, False, [1, 0], 0.5),
+    ]
+    say(ledger, DropMetrics("V", [1], [3]))
+    assert len(ledger.held()[0].made) == 1 and [one.family for one in ledger.metrics()] == ["sizes"]
+    ledger.remove(KEY)
+    assert ledger.metrics() == []
