@@ -15,15 +15,22 @@ import pytest
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 
 
-@functools.cache
 def find(version: str) -> str:
     """The executable. Skips the test where there is none."""
+    path = _find(version)
+    if path is None:
+        pytest.skip(f"there is no Python {version} here")
+    return path
+
+
+@functools.cache
+def _find(version: str) -> str | None:
     for path in _candidates(version):
         command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return path
-    pytest.skip(f"there is no Python {version} here")
+    return None
 
 
 def _candidates(version: str) -> Iterator[str]:
@@ -43,11 +50,20 @@ def _candidates(version: str) -> Iterator[str]:
 
 def environment(directory: Path, version: str, *requirements: str) -> Path:
     """A virtual environment with nothing in it but ``requirements``. Skips the test if they cannot be had."""
-    pip = [] if requirements else ["--without-pip"]
-    subprocess.run([find(version), "-m", "venv", *pip, directory], check=True)
+    subprocess.run([find(version), "-m", "venv", "--without-pip", directory], check=True)
     if requirements:
-        command = [directory / "bin" / "python", "-m", "pip", "install", "-q", "--only-binary", ":all:", *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr[-300:]}")
+        install(directory, *requirements)
     return directory
+
+
+def install(environment: Path, *requirements: str) -> None:
+    """Skips the test if they cannot be had."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", str(environment / "bin" / "python")]
+    done = subprocess.run([*command, "--only-binary", ":all:", *requirements], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr[-300:]}")
+
+
+def found() -> list[str]:
+    """Of VERSIONS."""
+    return [version for version in VERSIONS if _find(version)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -42,10 +43,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Callable[..., Server]]:
+Launch = Callable[..., Server]
+
+
+@contextlib.contextmanager
+def launching(repository: Repository, logs: Path, cache: Path) -> Iterator[Launch]:
     """Starts servers that share a cache with the other tests; skips where packages cannot be had."""
-    with serving(repository, tmp_path) as start:
+    with serving(repository, logs) as start:
 
         def launch(*flags: str, **environ: str) -> Server:
             server = start(*flags, wait=False, environ={"TENSORBUS_CACHE": str(cache), **environ})
@@ -57,59 +61,78 @@ def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Call
         yield launch
 
 
-@pytest.mark.timeout(LOADING_S + 60)
-def test_five_models_in_five_pythons(repository: Repository, tmp_path: Path, launch: Start) -> None:
-    for version in pythons.VERSIONS:
-        env = pythons.environment(tmp_path / version, version)
+@pytest.fixture
+def launch(repository: Repository, tmp_path: Path, cache: Path) -> Iterator[Launch]:
+    with launching(repository, tmp_path, cache) as launch:
+        yield launch
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Server]:
+    """Two models in an environment of each Python that there is: "python3.9" and so on says its version, "hostile3.9"
+    is a folder full of our names."""
+    directory = tmp_path_factory.mktemp("five")
+    repository = Repository(directory / "models")
+    for version in pythons.found():
+        env = pythons.environment(directory / version, version)
         repository.add(f"python{version}", SAYS.format("sys.version"), config=config(env))
-    server = launch()
-    for version in pythons.VERSIONS:
-        assert said(server, f"python{version}").startswith(f"{version}.")
+        write_model(repository.path / f"hostile{version}", 1, 7, HOSTILE)
+        (repository.path / f"hostile{version}" / "config.pbtxt").write_text(config(env))
+    with launching(repository, directory, cache) as launch:
+        yield launch()
 
 
+@pytest.mark.timeout(LOADING_S + 60)
 @pytest.mark.parametrize("version", pythons.VERSIONS)
-def test_a_folder_full_of_our_names_is_all_the_users(
-    repository: Repository, tmp_path: Path, launch: Start, version: str
-) -> None:
-    env = pythons.environment(tmp_path / "env", version)
-    write_model(repository.path / "hostile", 1, 7, HOSTILE)
-    (repository.path / "hostile" / "config.pbtxt").write_text(config(env))
-    assert set(launch().post("hostile", [1.0]).data) == {7.0}
+def test_five_models_in_five_pythons(five: Server, version: str) -> None:
+    pythons.find(version)
+    assert said(five, f"python{version}").startswith(f"{version}.")
 
 
-@pytest.mark.parametrize("own", [["numpy==1.26.4"], ["numpy==1.26.4", "msgpack==1.0.8"]])
+@pytest.mark.timeout(LOADING_S + 60)
+@pytest.mark.parametrize("version", pythons.VERSIONS)
+def test_a_folder_full_of_our_names_is_all_the_users(five: Server, version: str) -> None:
+    pythons.find(version)
+    assert set(five.post(f"hostile{version}", [1.0]).data) == {7.0}
+
+
 def test_an_environments_own_packages_are_never_replaced(
-    repository: Repository, tmp_path: Path, launch: Start, own: list[str]
+    repository: Repository, tmp_path: Path, launch: Launch
 ) -> None:
-    env = pythons.environment(tmp_path / "env", "3.10", *own)
-    names = '[importlib.import_module(name) for name in ("numpy", "msgpack")]'
-    repository.add("versions", SAYS.format(f'" ".join(module.__file__ for module in {names})'), config=config(env))
-    repository.add(
-        "numpy", SAYS.format("np.__version__, importlib.import_module('msgpack').version"), config=config(env)
-    )
+    with_numpy = pythons.environment(tmp_path / "numpy", "3.10", "numpy==1.26.4")
+    with_both = pythons.environment(tmp_path / "both", "3.10", "numpy==1.26.4", "msgpack==1.0.8")
+    modules = '[importlib.import_module(name) for name in ("numpy", "msgpack")]'
+    says = SAYS.format(f'" ".join([*(module.__file__ for module in {modules}), np.__version__])')
+    repository.add("one", says, config=config(with_numpy))
+    repository.add("both", says, config=config(with_both))
     server = launch()
-    numpy, msgpack = said(server, "versions").split()
-    assert Path(numpy).is_relative_to(env) and Path(msgpack).is_relative_to(env) == (len(own) == 2)
-    assert said(server, "numpy").startswith("('1.26.4', (1, 0, 8))" if len(own) == 2 else "('1.26.4', ")
+    numpy, msgpack, version = said(server, "one").split()
+    assert Path(numpy).is_relative_to(with_numpy) and not Path(msgpack).is_relative_to(with_numpy)
+    assert version == "1.26.4"
+    numpy, msgpack, version = said(server, "both").split()
+    assert Path(numpy).is_relative_to(with_both) and Path(msgpack).is_relative_to(with_both)
+    assert version == "1.26.4"
 
 
-@pytest.mark.parametrize("version", ["3.11", "3.12"])
 @pytest.mark.parametrize("lc_all", ["INVALID", "C.UTF-8"])
 def test_the_locale_is_the_one_that_the_server_was_given(
-    repository: Repository, tmp_path: Path, launch: Start, version: str, lc_all: str
+    repository: Repository, tmp_path: Path, launch: Launch, lc_all: str
 ) -> None:
     """Python up to 3.11 takes C.UTF-8 for one of en_US."""
     code = "import locale; print(locale.getlocale())"
-    own = subprocess.run(
-        [pythons.find(version), "-c", code], env={**os.environ, "LC_ALL": lc_all}, capture_output=True, text=True
-    )
-    env = pythons.environment(tmp_path / "env", version)
-    repository.add("other", SAYS.format("locale.getlocale()"), config=config(env))
-    assert said(launch(LC_ALL=lc_all), "other") == own.stdout.strip()
-    if lc_all == "INVALID":
-        assert own.stdout.strip() == "(None, None)"
-    elif version == "3.12":
-        assert own.stdout.strip() == "('C', 'UTF-8')"
+    versions = [version for version in ("3.11", "3.12") if version in pythons.found()]
+    for version in versions:
+        env = pythons.environment(tmp_path / version, version)
+        repository.add(f"python{version}", SAYS.format("locale.getlocale()"), config=config(env))
+    server = launch(LC_ALL=lc_all)
+    for version in versions:
+        command = [pythons.find(version), "-c", code]
+        own = subprocess.run(command, env={**os.environ, "LC_ALL": lc_all}, capture_output=True, text=True)
+        assert said(server, f"python{version}") == own.stdout.strip()
+        if lc_all == "INVALID":
+            assert own.stdout.strip() == "(None, None)"
+        elif version == "3.12":
+            assert own.stdout.strip() == "('C', 'UTF-8')"
 
 
 # --- archives -----------------------------------------------------------------------------------------------------
@@ -214,7 +237,7 @@ def wheel(path: Path) -> Path:
     return path / "tiny-1.0-py3-none-any.whl"
 
 
-def test_equal_requirements_are_installed_once(repository: Repository, tmp_path: Path, launch: Start) -> None:
+def test_equal_requirements_are_installed_once(repository: Repository, tmp_path: Path, launch: Launch) -> None:
     for model in ("one", "two"):
         repository.add(model, SAYS.format('importlib.import_module("tiny").answer'))
         (repository.path / model / "requirements.txt").write_text(f"{wheel(tmp_path)}\n")
@@ -225,7 +248,7 @@ def test_equal_requirements_are_installed_once(repository: Repository, tmp_path:
 
 
 def test_requirements_may_come_with_the_python_they_are_for(
-    repository: Repository, tmp_path: Path, launch: Start
+    repository: Repository, tmp_path: Path, launch: Launch
 ) -> None:
     pythons.find("3.12")
     repository.add("other", SAYS.format("sys.version"))
@@ -236,7 +259,7 @@ def test_requirements_may_come_with_the_python_they_are_for(
 
 
 def test_requirements_that_cannot_be_met_fail_their_model_alone(
-    repository: Repository, tmp_path: Path, launch: Start
+    repository: Repository, tmp_path: Path, launch: Launch
 ) -> None:
     repository.add("ident")
     repository.add("bad")
