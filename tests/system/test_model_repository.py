@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from tests.system.conftest import CONFIG, Repository, Start, eventually, title_of
+from tests.system.test_model_control import EXPLICIT, load
 
 VERSION = """
 def initialize(self, args):
@@ -139,9 +141,18 @@ def test_models_of_several_repositories_are_served(repository: Repository, start
     repository.add("one", VERSION)
     other = Repository(repository.path.parent / "others")
     other.add("two", VERSION)
-    server = start(f"--model-repository={other.path}")
+    server = start(f"--model-repository={other.path}", EXPLICIT, "--load-model=*")
     assert server.post("one", [0.0]).data == [1.0]
     assert server.post("two", [0.0]).data == [1.0]
+
+    other.add("one", VERSION)  # and now there are two of them: what serves goes on
+    assert load(server, "one") == (500, "failed to load 'one', failed to poll from model repository")
+    assert server.lines("failed to poll model 'one': not unique across all model repositories")
+    reason = "model appears in two or more repositories"
+    assert server.index()["one:"] == {"name": "one", "state": "UNAVAILABLE", "reason": reason}
+    assert server.post("one", [0.0]).data == [1.0]
+    shutil.rmtree(other.path / "one")
+    assert load(server, "one") == (200, "") and server.index()["one:1"]["state"] == "READY"
 
 
 def test_an_empty_repository_is_served(start: Start) -> None:
