@@ -46,9 +46,9 @@ from protocol.services import (
     HOLDS,
     JOIN,
     LEAVE,
+    NEW_REQUESTS,
     PROVED,
     STUB_HOST,
-    SUBMITTED,
     UNANSWERED,
     Answers,
     Ask,
@@ -63,12 +63,12 @@ from protocol.services import (
     Holds,
     Join,
     Leave,
+    NewRequests,
     Proved,
     Refused,
     Said,
     Start,
     Stop,
-    Submitted,
     ToStubs,
     Unanswered,
     Welcome,
@@ -286,7 +286,7 @@ class Gateway(Peer):
             requests.append((Request(self._last, model, -1, inputs), 2))
         self._left -= count
         self._open += count
-        self.say(Submitted(SUBMITTED, requests), [_FRAME] * (2 * count))
+        self.say(NewRequests(NEW_REQUESTS, requests), [_FRAME] * (2 * count))
 
     def _on(self, message: Any, frames: Frames) -> None:
         if isinstance(message, Answers):

@@ -25,11 +25,11 @@ from protocol.services import (
     COUNTER_BITS,
     FATE,
     Answers,
-    Cancelled,
     Fate,
+    NewRequests,
     Read,
-    Submitted,
     Unanswered,
+    Withdrawn,
     first_request,
 )
 
@@ -160,7 +160,7 @@ class RemoteGateways:
 
     # --- what they say ----------------------------------------------------------------------------------------------
 
-    def submitted(self, service: str, message: Submitted, frames: list[memoryview]) -> None:
+    def new_requests(self, service: str, message: NewRequests, frames: list[memoryview]) -> None:
         """Raises ProtocolError. What comes when it is closed is neither taken nor answered: the next broker will be
         told of it."""
         if self.is_closed:
@@ -181,7 +181,7 @@ class RemoteGateways:
                 continue
             self._server.submit(request, own, _Sink(self, gateway, request.id))
 
-    def cancelled(self, service: str, message: Cancelled) -> None:
+    def withdrawn(self, service: str, message: Withdrawn) -> None:
         living = self._gateways[service].living
         for id in message.requests:
             if id in living:
@@ -230,7 +230,7 @@ class RemoteGateways:
         self._catalogues.joined(self._gateways[service].member)
 
     def settle(self) -> None:
-        """Whenever a host has said what it holds, and from time to time; but not while stubs may still be taken over."""
+        """Whenever a host has said what it holds, and from time to time; not while stubs may still be taken over."""
         if self._server.core.is_adopting and self._loop.time() < self._ends_s:
             return
         for service, again, lost in self._unanswered.verdicts(self._hosts, time.monotonic_ns()):

@@ -27,19 +27,19 @@ from protocol.services import (
     REFUSED,
     Ask,
     Beat,
-    Cancelled,
     Died,
     Fetched,
     FromStubs,
     Holds,
     Join,
     Leave,
+    NewRequests,
     Proved,
     Read,
     Refused,
-    Submitted,
     ToService,
     Unanswered,
+    Withdrawn,
 )
 
 log = structlog.get_logger()
@@ -86,8 +86,8 @@ class ServiceBus:
         self._catalogues = catalogues
         questions = GatewayQuestions(server, catalogues, self.send)
         self._from_gateways: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
-            Submitted: gateways.submitted,
-            Cancelled: lambda service, message, frames: gateways.cancelled(service, message),
+            NewRequests: gateways.new_requests,
+            Withdrawn: lambda service, message, frames: gateways.withdrawn(service, message),
             Read: lambda service, message, frames: gateways.read(service, message),
             Ask: lambda service, message, frames: questions.ask(service, message),
             Unanswered: lambda service, message, frames: gateways.unanswered(service, message),

@@ -24,29 +24,28 @@ from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
 from gateway.catalogue import ModelCatalogue
 from gateway.questions import TIMEOUT_S, Loop, Questions, Then
 from metrics.gateway_record import GatewayRecord
-from protocol.errors import Cancelled as RequestCancelled
-from protocol.errors import ProtocolError, ServingError, Unavailable
+from protocol.errors import Cancelled, ProtocolError, ServingError, Unavailable
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.services import (
     ASK,
-    CANCELLED,
     FETCHED,
+    NEW_REQUESTS,
     READ,
-    SUBMITTED,
     UNANSWERED,
+    WITHDRAWN,
     Answers,
     Ask,
-    Cancelled,
     Catalogue,
     Fate,
     Fetch,
     Fetched,
     FromService,
+    NewRequests,
     Read,
     Said,
-    Submitted,
     ToService,
     Unanswered,
+    Withdrawn,
 )
 from protocol.signature import Signature
 from shm.errors import BadHandle
@@ -210,10 +209,10 @@ class RemoteBus:
             outgoing, self._outgoing = self._outgoing, []
             for one in outgoing:
                 one.sent = True
-            self._send(*self._submitted(outgoing))
+            self._send(*self._new_requests(outgoing))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, []
-            self._send(Cancelled(CANCELLED, cancelled), ())
+            self._send(Withdrawn(WITHDRAWN, cancelled), ())
         if self._read:
             read, self._read = self._read, []
             self._send(Read(READ, read), ())
@@ -224,10 +223,10 @@ class RemoteBus:
         unwanted = [one for one in self._outgoing if one.cancelled]
         self._outgoing = [one for one in self._outgoing if not one.cancelled]
         for one in unwanted:
-            self._end(one, RequestCancelled(""))
+            self._end(one, Cancelled(""))
         self._cancelled = [id for id in self._cancelled if id in self._open]
 
-    def _submitted(self, outgoing: list[_Open]) -> tuple[Submitted, list[memoryview | bytes]]:
+    def _new_requests(self, outgoing: list[_Open]) -> tuple[NewRequests, list[memoryview | bytes]]:
         """Each by handle if its model shares our memory, else with the bytes, which stay ours until the answer."""
         frames: list[memoryview | bytes] = []
         requests: list[tuple[Request, int]] = []
@@ -247,7 +246,7 @@ class RemoteBus:
             record.bytes_by_frames += sum(map(len, own))
             requests.append((request, len(own)))
             frames += own
-        return Submitted(SUBMITTED, requests), frames
+        return NewRequests(NEW_REQUESTS, requests), frames
 
     def _in_frame(self, ref: TensorRef, frames: list[memoryview | bytes]) -> TensorRef:
         name, datatype, shape, place, _ = ref

@@ -134,14 +134,14 @@ class Fetch(NamedTuple):
 # --- gateway to broker ------------------------------------------------------------------------------------------
 
 
-class Submitted(NamedTuple):
+class NewRequests(NamedTuple):
     """Requests, each with the number of its frames."""
 
     kind: str
     requests: List[Tuple[Request, int]]
 
 
-class Cancelled(NamedTuple):
+class Withdrawn(NamedTuple):
     """The clients of these requests are gone. They are still to be answered."""
 
     kind: str
@@ -337,13 +337,13 @@ class ToStubs(NamedTuple):
 # The first element of each message on the wire.
 JOIN, PROVED, BEAT, LEAVE, FETCHED = "J", "P", "B", "L", "F"
 WELCOME, REFUSED, DISMISSED, FETCH = "W", "R", "D", "G"
-SUBMITTED, CANCELLED, READ, ASK, UNANSWERED = "S", "C", "E", "A", "U"
+NEW_REQUESTS, WITHDRAWN, READ, ASK, UNANSWERED = "S", "C", "E", "A", "U"
 CATALOGUE, ANSWERS, SAID, FATE = "K", "N", "I", "T"
 FROM_STUBS, DIED, HOLDS = "M", "X", "H"
 START, STOP, TO_STUBS = "Z", "Q", "O"
 
 FromService = Union[
-    Join, Proved, Beat, Leave, Fetched, Submitted, Cancelled, Read, Ask, Unanswered, FromStubs, Died, Holds
+    Join, Proved, Beat, Leave, Fetched, NewRequests, Withdrawn, Read, Ask, Unanswered, FromStubs, Died, Holds
 ]
 ToService = Union[Welcome, Refused, Beat, Dismissed, Fetch, Catalogue, Answers, Said, Fate, Start, Stop, ToStubs]
 
@@ -353,8 +353,8 @@ FROM_SERVICE: Dict[str, Any] = {
     BEAT: Beat,
     LEAVE: Leave,
     FETCHED: Fetched,
-    SUBMITTED: Submitted,
-    CANCELLED: Cancelled,
+    NEW_REQUESTS: NewRequests,
+    WITHDRAWN: Withdrawn,
     READ: Read,
     ASK: Ask,
     UNANSWERED: Unanswered,

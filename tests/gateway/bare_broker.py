@@ -23,7 +23,6 @@ from protocol.services import (
     Answers,
     Ask,
     Beat,
-    Cancelled,
     Catalogue,
     Dismissed,
     Fate,
@@ -31,14 +30,15 @@ from protocol.services import (
     FromService,
     Join,
     Leave,
+    NewRequests,
     Proved,
     Read,
     Row,
     Said,
-    Submitted,
     ToService,
     Unanswered,
     Welcome,
+    Withdrawn,
 )
 from shm.store import Block, Store
 
@@ -104,8 +104,8 @@ class BareBroker:
             Proved: lambda service, message, frames: self.nonces.update(message.nonces),
             Beat: lambda service, message, frames: None,
             Leave: lambda service, message, frames: self.send(service, Dismissed(DISMISSED)),
-            Submitted: self._submitted,
-            Cancelled: lambda service, message, frames: [self.bus.cancel(id) for id in message.requests],
+            NewRequests: self._new_requests,
+            Withdrawn: lambda service, message, frames: [self.bus.cancel(id) for id in message.requests],
             Read: lambda service, message, frames: [self.bus.release(*lease) for lease in message.leases],
             Ask: self._asked,
             Unanswered: lambda service, message, frames: self.send(service, self.fate(message)),
@@ -145,7 +145,7 @@ class BareBroker:
     def _row(self, signature: Any) -> Row:
         return Row(signature.version, "READY", signature, self.shares)
 
-    def _submitted(self, service: str, message: Submitted, frames: Frames) -> None:
+    def _new_requests(self, service: str, message: NewRequests, frames: Frames) -> None:
         position = 0
         for request, nframes in message.requests:
             own = frames[position : position + nframes]

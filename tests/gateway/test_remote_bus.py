@@ -21,16 +21,16 @@ from protocol.services import (
     FETCH,
     Answers,
     Ask,
-    Cancelled,
     Catalogue,
     Fate,
     Fetch,
     Fetched,
+    NewRequests,
     Read,
     Row,
-    Submitted,
     Unanswered,
     Welcome,
+    Withdrawn,
 )
 from tests.gateway.fake_bus import REMOTE, REMOTE_FRAMES, FakeBus, add_models, memory_in_use
 
@@ -108,11 +108,11 @@ def test_what_one_turn_brings_leaves_as_one_message(calls: Calls) -> None:
     async def test() -> None:
         for number in range(5):
             calls.infer(str(number))
-        assert not calls.sent(Submitted), "never synchronously"
+        assert not calls.sent(NewRequests), "never synchronously"
         replies = await calls.answered(5)
         assert [reply.request_id for reply in replies] == ["0", "1", "2", "3", "4"]
         assert struct.unpack("<16f", calls.outputs[0]) == (3.0,) * 16
-        assert [len(message.requests) for message in calls.sent(Submitted)] == [5]
+        assert [len(message.requests) for message in calls.sent(NewRequests)] == [5]
 
     run(test)
     assert sum(len(message.leases) for message in calls.sent(Read)) in (0, 5)
@@ -124,7 +124,7 @@ def test_tensors_go_by_handle_where_memory_is_shared_and_else_by_frame(calls: Ca
         await calls.answered(1)
 
     run(test)
-    [[request, nframes]] = calls.sent(Submitted)[0].requests
+    [[request, nframes]] = calls.sent(NewRequests)[0].requests
     places = [ref.place for ref in request.inputs]
     record = calls.remote.record
     counted = (record.requests_by_shm, record.bytes_by_shm, record.requests_by_frames, record.bytes_by_frames)
@@ -151,7 +151,7 @@ def test_a_cancelled_request_is_answered_and_told_of_once(calls: Calls, bus: Fak
         await until(lambda: calls.remote.is_idle)
 
     run(test)
-    assert [message.requests for message in calls.sent(Cancelled)] == [[1]] and not calls.replies
+    assert [message.requests for message in calls.sent(Withdrawn)] == [[1]] and not calls.replies
 
 
 def test_inputs_that_the_model_keeps_are_freed_when_it_lets_go_of_them(calls: Calls, bus: FakeBus) -> None:
@@ -230,7 +230,7 @@ def test_requests_that_come_while_the_connection_is_away_are_sent_when_it_is_bac
         calls.infer("kept")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not calls.sent(Submitted)
+        assert not calls.sent(NewRequests)
         calls.loopback.join()
         assert [reply.request_id for reply in await calls.answered(1)] == ["kept"]
 
@@ -269,7 +269,7 @@ def test_a_client_that_goes_while_its_request_waits_for_a_broker_leaves_nothing(
         calls.loopback.join()
 
     run(test)
-    assert not calls.sent(Submitted) and not calls.sent(Cancelled) and not calls.replies
+    assert not calls.sent(NewRequests) and not calls.sent(Withdrawn) and not calls.replies
 
 
 def test_fate_says_what_is_sent_again_what_fails_and_what_is_answered(calls: Calls, bus: FakeBus) -> None:

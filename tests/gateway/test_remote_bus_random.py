@@ -20,14 +20,14 @@ from protocol.services import (
     SAID,
     Answers,
     Ask,
-    Cancelled,
     Catalogue,
     Fate,
+    NewRequests,
     Read,
     Row,
     Said,
-    Submitted,
     Unanswered,
+    Withdrawn,
 )
 from shm.store import Block, Store
 from tests.gateway.fake_bus import signature
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     def on_sent(self, message: Any, frames: Frames) -> None:
         if not self.is_up:
             return
-        if isinstance(message, Submitted):
+        if isinstance(message, NewRequests):
             assert self.undecided is None, "something has overtaken the undecided"
             ids = [request.id for request, _ in message.requests]
             assert not set(ids) & set(self.has), "sent twice"
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         elif isinstance(message, Ask):
             self.asks.append(message.number)
         else:
-            assert isinstance(message, Cancelled)
+            assert isinstance(message, Withdrawn)
 
     # --- clients ----------------------------------------------------------------------------------------------------
 

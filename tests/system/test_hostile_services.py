@@ -17,35 +17,35 @@ from protocol.codec import decode_to_service, encode
 from protocol.messages import Handle, Request, TensorRef
 from protocol.services import (
     ASK,
-    CANCELLED,
     DIED,
     FETCHED,
     FROM_STUBS,
     GATEWAY,
     HOLDS,
     JOIN,
+    NEW_REQUESTS,
     PROVED,
     READ,
     STUB_HOST,
-    SUBMITTED,
     UNANSWERED,
     VERSION,
+    WITHDRAWN,
     Answers,
     Ask,
-    Cancelled,
     Died,
     Fetched,
     FromStubs,
     HeldStub,
     Holds,
     Join,
+    NewRequests,
     Proved,
     Read,
     Refused,
     Said,
-    Submitted,
     Unanswered,
     Welcome,
+    Withdrawn,
     first_request,
 )
 from tests.system.conftest import Repository, eventually
@@ -170,7 +170,7 @@ BROKEN_SUBMITTED: dict[str, Callable[[Peer], tuple[list[tuple[Request, int]], li
 def test_a_gateway_that_submits_what_is_none_is_refused(stack, peer, what):
     one = peer(GATEWAY)
     requests, frames = BROKEN_SUBMITTED[what](one)
-    one.say(Submitted(SUBMITTED, requests), frames)
+    one.say(NewRequests(NEW_REQUESTS, requests), frames)
     is_refused_once(stack, one)
 
 
@@ -196,14 +196,14 @@ def test_a_request_that_a_gateway_should_have_refused_is_answered(stack, peer, w
     """Gateways check what clients send; the broker relies on that for answers, but not for anybody's life."""
     one = peer(GATEWAY)
     wrong, frames = WRONG_REQUESTS[what](one)
-    one.say(Submitted(SUBMITTED, [(wrong, len(frames))]), frames)
+    one.say(NewRequests(NEW_REQUESTS, [(wrong, len(frames))]), frames)
     assert [response.request for response, _, _ in one.hear(Answers).responses] == [wrong.id]
     nobody_else_suffers(stack)
 
 
 SILLY_OF_GATEWAYS: dict[str, Callable[[Peer, str], Any]] = {
     "leases that it has not": lambda peer, key: Read(READ, [(key, number) for number in range(1, 200)]),
-    "requests that it has not": lambda peer, key: Cancelled(CANCELLED, list(range(100))),
+    "requests that it has not": lambda peer, key: Withdrawn(WITHDRAWN, list(range(100))),
     "unanswered ones of others": lambda peer, key: Unanswered(UNANSWERED, [1, 1 << 41, -1], ["deadbeef"]),
     "bytes that nobody wants": lambda peer, key: Fetched(FETCHED, 1),
 }
@@ -221,7 +221,7 @@ def test_what_a_gateway_says_of_what_it_has_not_is_passed_over(stack, peer, what
 def key_of(stack: ScaledStack) -> str:
     """Of the one stub: a gateway is told it with each answer whose outputs are on lease."""
     one = Peer(stack.address, GATEWAY)
-    one.say(Submitted(SUBMITTED, [(request(one), 1)]), [b"1234"])
+    one.say(NewRequests(NEW_REQUESTS, [(request(one), 1)]), [b"1234"])
     ((response, key, _),) = one.hear(Answers).responses
     assert not response.error
     one.close()
@@ -231,7 +231,7 @@ def key_of(stack: ScaledStack) -> str:
 WRONG_KINDS = {
     "a gateway that speaks for stubs": (GATEWAY, FromStubs(FROM_STUBS, [("1.1", b"x", 0)])),
     "a gateway that tells of a death": (GATEWAY, Died(DIED, "1.1", -9, None)),
-    "a host that submits": (STUB_HOST, Submitted(SUBMITTED, [])),
+    "a host that submits": (STUB_HOST, NewRequests(NEW_REQUESTS, [])),
     "a host that holds twice": (STUB_HOST, Holds(HOLDS, [])),
     "nothing that is known": (GATEWAY, b"\x91\xa1?"),
     "nothing at all": (GATEWAY, b""),

@@ -25,9 +25,9 @@ from protocol.services import (
     Fate,
     Join,
     Leave,
+    NewRequests,
     Proved,
     Row,
-    Submitted,
     Unanswered,
     Welcome,
     first_request,
@@ -209,7 +209,7 @@ def test_requests_have_the_ids_and_segments_the_names_of_their_gateway(run: Run)
     async def test(stand: Stand) -> None:
         await stand.ask(ADD_SUB)
         [join] = stand.bare.heard(Join)
-        [submitted] = stand.bare.heard(Submitted)
+        [submitted] = stand.bare.heard(NewRequests)
         [(request, _)] = submitted.requests
         assert request.id == first_request(join.service) + 1
         assert all(isinstance(ref.place, Handle) for ref in request.inputs)
@@ -441,7 +441,7 @@ def test_another_id_is_chosen_for_one_that_is_in_use(run: Run) -> None:
         await stand.ready()
         assert (await stand.ask(ADD_SUB)).status == 200
         join = stand.bare.heard(Join)[-1]
-        [(request, _)] = stand.bare.heard(Submitted)[0].requests
+        [(request, _)] = stand.bare.heard(NewRequests)[0].requests
         assert request.id == first_request(join.service) + 1
         place = request.inputs[0].place
         assert isinstance(place, Handle) and place.segment[-32:-24] == join.service
