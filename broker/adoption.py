@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from broker.answering import Answering
-from broker.events import Action, Kill, StubDied, StubSaid
+from broker.events import Action, Kill, Override, StubDied, StubSaid
 from broker.instance import Dispatched, Instance, InstanceState, Open, Timing
 from broker.model import ModelVersion
 from broker.model_config import InstanceSpec
+from broker.model_files import PREFIX
 from broker.queue import Pending, ReplySink
 from broker.roster import Roster
 from protocol.codec import decode_from_stub
@@ -25,6 +26,10 @@ from protocol.messages import NewFamily, NewMetric, Ready, Request
 from protocol.services import HeldStub
 
 SinkOf = Callable[[int], ReplySink]  # where the answers to a request go that another broker has taken
+
+
+class FilesAreLost(Exception):
+    """Those that were given with a request to load a model."""
 
 
 class _Held(NamedTuple):
@@ -84,6 +89,21 @@ class Adoption:
 
     def models(self) -> set[str]:
         return {model for _, model in self._held}
+
+    def override(self, model: str) -> Override | None:
+        """What its youngest stub was loaded with in place of what the repository holds. Raises FilesAreLost."""
+        stubs = [one.stub for (_, name), held in self._held.items() if name == model for one in held]
+        youngest = max(stubs, key=lambda stub: int(stub.key.partition(".")[0]))
+        given = youngest.given
+        if given is None:
+            return None
+        if not given.files:
+            return Override(given.config)
+        files = next((one.files for one in stubs if one.files and one.given == given), None)
+        if files is None:
+            raise FilesAreLost
+        paths = {f"{PREFIX}{path}": content for path, content in files.items()}
+        return Override(given.config, paths, {one.version: one.stamp for one in stubs if one.given == given})
 
     def drop(self, model: str) -> list[Action]:
         """No instance of it will take one over any more."""
@@ -159,7 +179,8 @@ def _ready(stub: HeldStub) -> Ready | None:
 
 
 def _runs(stub: HeldStub, version: ModelVersion) -> bool:
-    return (stub.version, stub.stamp) == (version.version, version.source.files)
+    source = version.source
+    return (stub.version, stub.stamp, stub.given) == (version.version, source.files, source.given)
 
 
 def _is_plain(version: ModelVersion) -> bool:

@@ -34,6 +34,7 @@ from broker.events import (
     LookedUp,
     ModelSaid,
     OutputsRead,
+    Override,
     Polled,
     Prepared,
     Reload,
@@ -168,11 +169,11 @@ class Core:
             lambda model: self._control.is_loading(model),
         )
 
-    def _load_again(self, model: str, now: int) -> list[Action]:
+    def _load_again(self, model: str, override: Override | None, now: int) -> list[Action]:
         """Somebody has had it loaded by an earlier broker."""
         if not self._settings.explicit_control:
             return []
-        return self._asked.load(LoadModel(self.registry.name_of(model), None, lambda error: None), now)
+        return self._asked.load(LoadModel(self.registry.name_of(model), override, lambda error: None), now)
 
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {

@@ -140,6 +140,7 @@ class Override(NamedTuple):
 
     config: str | None
     files: Mapping[str, bytes] = {}
+    stamps: Mapping[int, str] = {}  # of versions that stubs run already, of these files: VersionSource.files
 
 
 class LoadModel(NamedTuple):

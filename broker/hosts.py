@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.adoption import Adoption
-from broker.events import Action, Dismiss, HostJoined, HostLeaves, HostLost, StubDied
+from broker.adoption import Adoption, FilesAreLost
+from broker.events import Action, Dismiss, HostJoined, HostLeaves, HostLost, Override, Say, StubDied
 from broker.host_table import HostTable
 from broker.instance import Instance
 from broker.instance_update import compare
@@ -36,7 +36,7 @@ class Hosts:
         recovery: Recovery,
         died: Callable[[StubDied, int], list[Action]],
         touch: Callable[[ModelVersion], None],
-        load: Callable[[str, int], list[Action]],
+        load: Callable[[str, Override | None, int], list[Action]],
         is_loading: Callable[[str], bool],
     ) -> None:
         """``load`` is for a model that another broker had loaded because somebody had asked for it."""
@@ -59,13 +59,20 @@ class Hosts:
         if event.sink is not None:
             actions += self._adoption.add(event.host, event.held, event.sink)
             for model in sorted(self._adoption.models()):
-                if not self._registry.knows(model):
-                    actions += self._load(model, now)
+                if not self._registry.knows(model) and not self._is_loading(model):
+                    actions += self._load_again(model, now)
         actions += self._startup.resume(now)
         for version in self._registry.serving():
             if self._table.runs(event.host, version.config.name):
                 actions += self._fill(version, [event.host], now)
         return actions
+
+    def _load_again(self, model: str, now: int) -> list[Action]:
+        try:
+            return self._load(model, self._adoption.override(model), now)
+        except FilesAreLost:
+            lost = "the files that it was loaded with are lost with the broker that had them: load it again"
+            return [Say("error", "a model is gone", {"model": model, "cause": lost})]
 
     def fill(self, version: ModelVersion, now: int) -> list[Action]:
         """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""

@@ -21,7 +21,7 @@ from metrics.recorder import ModelRecorder
 from protocol.errors import ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Request
-from protocol.services import Environment
+from protocol.services import Environment, Given
 from protocol.signature import Signature
 from protocol.validation import Checker
 
@@ -54,6 +54,13 @@ class VersionSource:
     fingerprint: str = ""  # of all files of the model; another one when any has changed
     files: str = ""  # the same of those that its processes may have read
     private_directory: str = ""  # was made for this load and goes with it
+    given_config: str | None = None  # JSON that a request has given in place of its config.pbtxt
+
+    @property
+    def given(self) -> Given | None:
+        if self.given_config is None and not self.private_directory:
+            return None
+        return Given(self.given_config, bool(self.private_directory))
 
     @property
     def namespace(self) -> str:

@@ -89,6 +89,7 @@ class RemoteStubs:
             source.directory,
             order.environment,
             self._files(source),
+            source.given,
         )
         self._send_to(order.host, start, ())
 

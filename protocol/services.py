@@ -253,8 +253,16 @@ class Died(NamedTuple):
     error: Error = None
 
 
+class Given(NamedTuple):
+    """With what a request had a model loaded in place of what its repository holds."""
+
+    config: Optional[str]  # JSON
+    files: bool  # a whole directory
+
+
 class HeldStub(NamedTuple):
-    """A stub that is alive: what it was started as, and what it has been given and not answered."""
+    """A stub that is alive: what it was started as, and what it has been given and not answered. ``files``, by path,
+    are those that were given with its model; {} too if they stand with a like stub, or are too large."""
 
     key: str
     model: str
@@ -266,6 +274,8 @@ class HeldStub(NamedTuple):
     batches: List[Tuple[int, List[int]]]  # Batch.id, Request.id
     open: List[int]  # requests whose execute has returned without a final response
     made: List[bytes] = []  # NewFamily and NewMetric of the metrics that its model has
+    given: Optional[Given] = None
+    files: Dict[str, bytes] = {}
 
 
 class HeldMetric(NamedTuple):
@@ -317,6 +327,7 @@ class Start(NamedTuple):
     directory: str  # of the model
     environment: Optional[Environment] = None  # None: the host's own Python
     files: Dict[str, bytes] = {}  # by path in ``directory``; {} if it lies in a repository
+    given: Optional[Given] = None
 
 
 class Stop(NamedTuple):

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +19,7 @@ from metrics.stub_host_record import StubHostRecord
 from protocol.errors import InternalError, ProtocolError, ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Load
-from protocol.services import Error, Start, Stop
+from protocol.services import Error, HeldStub, Start, Stop
 from stub.launcher import Launcher
 from tensorbus.environments import Environments
 from tensorbus.logs import log_printed
@@ -29,11 +30,13 @@ log = structlog.get_logger()
 Died = Callable[[str, int, Error], None]
 
 _KILLED = -9
+_MOST_NBYTES = 64 << 20  # of files that a broker is told
 
 
 class _Stub(NamedTuple):
     places: Places
     directory: str  # of the files that came with it; "" without
+    files: tuple[str, ...]  # their paths there
     starting: asyncio.Task[None]
 
 
@@ -86,7 +89,7 @@ class HostedStubs:
             directory = os.path.join(self._files_dir, secrets.token_hex(8))
             places = places.having(start.directory, directory)
         starting = asyncio.get_running_loop().create_task(self._starting(start, places, directory))
-        self._stubs[start.key] = _Stub(places, directory, starting)
+        self._stubs[start.key] = _Stub(places, directory, tuple(start.files), starting)
         self._record.instances += 1
 
     async def _starting(self, start: Start, places: Places, directory: str) -> None:
@@ -122,6 +125,19 @@ class HostedStubs:
         backend = self._backends.get(_backend_of(load))
         return load if backend is None else load._replace(model_file=backend.model_file)
 
+    def with_files(self, stubs: list[HeldStub]) -> list[HeldStub]:
+        """Where files were given with a model, the first of its stubs gets them."""
+        left, told, found = _MOST_NBYTES, set(), []
+        for stub in stubs:
+            model = stub.model, stub.version, stub.stamp
+            ours = self._stubs.get(stub.key)
+            if ours is not None and stub.given is not None and stub.given.files and model not in told:
+                told.add(model)
+                stub = stub._replace(files=_read(ours, left))
+                left -= sum(map(len, stub.files.values()))
+            found.append(stub)
+        return found
+
     # --- end ------------------------------------------------------------------------------------------------------
 
     def stop(self, stop: Stop) -> None:
@@ -151,6 +167,17 @@ class HostedStubs:
             self._removing.add(removing)
             removing.add_done_callback(self._removing.discard)
         self._died(key, status, error)
+
+
+def _read(stub: _Stub, most_nbytes: int) -> dict[str, bytes]:
+    """{} if they are more, or not there any more."""
+    paths = {path: os.path.join(stub.directory, path) for path in stub.files}
+    try:
+        if sum(map(os.path.getsize, paths.values())) > most_nbytes:
+            return {}
+        return {path: Path(place).read_bytes() for path, place in paths.items()}
+    except OSError:
+        return {}
 
 
 def _backend_of(load: Load) -> str:

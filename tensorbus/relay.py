@@ -85,14 +85,17 @@ class Relay:
         send: Send,
         fit: Callable[[str, Load], Load],
         kill: Callable[[str], None],
+        with_files: Callable[[list[HeldStub]], list[HeldStub]] = list,
     ) -> None:
-        """``fit`` makes the broker's Load for a stub one for this host; ``kill`` is for a stub that does not read."""
+        """``fit`` makes the broker's Load for a stub one for this host; ``kill`` is for a stub that does not read;
+        ``with_files`` adds to stubs those that were given with their models."""
         self._bus = bus
         self._shm_directory = shm_directory
         self._record = record
         self._send = send
         self._fit = fit
         self._kill = kill
+        self._with_files = with_files
         self._router = Router(self._heard, self._said_something)
         self._ledger = StubLedger()
         self._status_words: dict[str, Segment] = {}
@@ -205,7 +208,9 @@ class Relay:
         try:
             if self._holds_due:
                 answered = [request for _, requests in self._answered for request in requests]
-                self._send(encode(Holds(HOLDS, self._ledger.held(), answered, self._ledger.metrics())), ())
+                self._send(
+                    encode(Holds(HOLDS, self._with_files(self._ledger.held()), answered, self._ledger.metrics())), ()
+                )
                 self._holds_due = False
             while self._unsent and self._is_open:
                 batch = self._next_batch()

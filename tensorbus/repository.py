@@ -151,7 +151,7 @@ class Repositories:
             versions, lines = repository.versions_to_load(directory)
         except ServingError as error:
             raise InvalidArgument(f"load failed for model '{model}': {error}\n") from None
-        return _version_sources(directory, versions, private), lines
+        return _version_sources(directory, versions, private, override), lines
 
     def _read(self, model: str, override: Override | None, private: str) -> repository.ModelDirectory:
         try:
@@ -205,9 +205,10 @@ def _sources_at_start(directory: repository.ModelDirectory, registry: Registry) 
 
 
 def _version_sources(
-    directory: repository.ModelDirectory, versions: Sequence[int], private: str = ""
+    directory: repository.ModelDirectory, versions: Sequence[int], private: str = "", override: Override | None = None
 ) -> list[VersionSource]:
     labels, refusal = _read_files(directory)
+    stamps = {} if override is None else override.stamps
     seen = Fingerprints(directory.path, repository.CONFIG_ENTRIES)
     return [
         VersionSource(
@@ -219,8 +220,9 @@ def _version_sources(
             refusal,
             directory.requirements,
             seen.all,
-            seen.version(version),
+            stamps.get(version) or seen.version(version),
             private,
+            None if override is None else override.config,
         )
         for version in versions
     ]

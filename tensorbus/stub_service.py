@@ -99,7 +99,9 @@ class StubHost:
             self._on_death,
         )
         self._link = BrokerLink(settings.broker, self._identity.service, settings.trust, self._reader, self)
-        self._relay = Relay(bus, self._shm_directory, self.record, self._link.send, self._fit, self._stubs.kill)
+        self._relay = Relay(
+            bus, self._shm_directory, self.record, self._link.send, self._fit, self._stubs.kill, self._stubs.with_files
+        )
         self._places = Places()
         self._stub_probe: Block | None = None
         self._metrics: MetricsEndpoint | None = None
@@ -205,7 +207,8 @@ class StubHost:
 
     def _on_start(self, start: Start, frames: list[memoryview]) -> None:
         self._stubs.start(start, self._places)
-        self._relay.add(HeldStub(start.key, start.model, start.version, start.instance, start.stamp, "", b"", [], []))
+        _, key, _, model, version, instance, stamp, *_ = start
+        self._relay.add(HeldStub(key, model, version, instance, stamp, "", b"", [], [], given=start.given))
 
     def _on_stop(self, stop: Stop, frames: list[memoryview]) -> None:
         self._stubs.stop(stop)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from broker.config_json import to_json
-from broker.events import HostJoined, HostLost, LoadModels, Polled, Spawn, StartServing
+from broker.events import HostJoined, HostLost, LoadModels, Override, Polled, Say, Spawn, StartServing
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from protocol.codec import encode
 from protocol.messages import NEW_FAMILY, NEW_METRIC, READY, Executed, NewFamily, NewMetric, Ready, Response
-from protocol.services import HeldMetric, HeldStub
+from protocol.services import Given, HeldMetric, HeldStub
 from tests.broker.conftest import Bench, Sink
 
 OLD_NONCE = b"o" * 32
@@ -149,8 +150,12 @@ def test_what_is_missing_is_started_beside_the_stubs_that_live(make_bench):
         held()._replace(model="unknown"),
         held()._replace(ready=b"\xc1"),
         held()._replace(version=2),
+        held()._replace(given=Given("{}", files=False)),
     ],
-    ids=["changed", "no such instance", "not ready", "configuring", "no key", "no model", "no message", "no version"],
+    ids=[
+        *("changed", "no such instance", "not ready", "configuring", "no key", "no model", "no message", "no version"),
+        "given by a request",
+    ],
 )
 def test_a_stub_that_nobody_wants_is_killed(bench, stub):
     bench.join(stub)
@@ -251,3 +256,37 @@ def test_of_a_host_that_was_lost_and_comes_back_nothing_counts_twice(bench):
     assert list(bench.recorder.custom) == []
     bench.join(with_metrics(held(key="8.0"), "counter"), host="b", metrics=(added(4.0),))
     assert seen(bench)[0] == 4.0
+
+
+def polled(bench) -> list:
+    return [action.override for action in bench.said if type(action).__name__ == "Poll"]
+
+
+def test_a_model_is_loaded_again_with_what_a_request_has_given():
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    bench.join(held(key="6.0", instance="m_1"), held()._replace(given=Given("{}", files=False)))
+    assert polled(bench) == [Override("{}")]
+
+
+def test_files_that_were_given_come_back_from_a_host_and_their_stubs_are_taken_over():
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    given = held()._replace(given=Given("{}", files=True))
+    bench.join(given._replace(files={"1/model.py": b"code"}), given._replace(key="8.0", instance="m_1"))
+    bench.join(given._replace(key="9.0"), host="b")  # while it is read
+    assert polled(bench) == [Override("{}", {"file:1/model.py": b"code"}, {1: "files-1"})]
+    (poll,) = [action for action in bench.said if type(action).__name__ == "Poll"]
+    source = dataclasses.replace(bench.source(count=2), private_directory="/tmp/m", given_config="{}")
+    bench.tell(Polled(poll.number, "m", [source]))
+    bench.turn()
+    assert {one.key for one in bench.version().instances} >= {"7.2", "8.0", "9.0"}
+
+
+def test_a_model_of_which_the_files_are_lost_is_said_to_be_gone():
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    bench.join(held()._replace(given=Given("{}", files=True)))
+    assert polled(bench) == []
+    assert [action.event for action in bench.said if isinstance(action, Say)] == ["a model is gone"]
+    assert bench.killed == ["7.2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from tests.system.conftest import IDENTITY, Background, Repository, eventually
 from tests.system.ensemble_models import add_chain
 from tests.system.scaled_stack import ScaledStack, ready, scaled_stack
 from tests.system.test_custom_metrics import custom
-from tests.system.test_model_control import NUMBER, load
+from tests.system.test_model_control import CONFIG_JSON, NUMBER, code_of, load
 
 LOADER = """
 def execute(self, requests):
@@ -64,7 +66,12 @@ def test_a_model_that_somebody_has_loaded_outlives_the_broker_with_what_is_insid
     host = stack.stub_host()
     gateway = stack.gateway()
     assert load(gateway, "sleepy") == (200, "")
-    (stub,) = host.stubs("sleepy")
+    repository.add("configured")
+    other = json.dumps({**CONFIG_JSON, "max_batch_size": 3})
+    assert load(gateway, "configured", config=other) == (200, "")
+    code = base64.b64encode(code_of(NUMBER % 7)).decode()
+    assert load(gateway, "brought", config=json.dumps(CONFIG_JSON), **{"file:1/model.py": code}) == (200, "")
+    stubs = host.stubs()
     statuses = []
     work = Background(3, lambda: statuses.append(gateway.post("sleepy", [0.1], timeout_s=20).status))
     for _ in range(2):
@@ -76,7 +83,9 @@ def test_a_model_that_somebody_has_loaded_outlives_the_broker_with_what_is_insid
     eventually(lambda: len(statuses) > done + 10)
     work.stop()
     assert set(statuses) == {200}
-    assert host.stubs("sleepy") == [stub]
+    assert gateway.call("GET", "/v2/models/configured/config").json["max_batch_size"] == 3
+    assert gateway.post("brought", [0.0]).data == [7]
+    assert host.stubs() == stubs
     count = float(len(statuses))
     assert (
         custom(broker).items()
