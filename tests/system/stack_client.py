@@ -1,7 +1,8 @@
 """A client of a scaled stack, to be run on one of its hosts.
 
 python stack_client.py datatypes HTTP GRPC         one tensor of each datatype and one of 64 MiB, by both protocols
-python stack_client.py load HTTP SECONDS FILE      numbered requests to "counting"; a line of FILE for each outcome
+python stack_client.py load HTTP FILE              numbered requests to "counting" until stdin ends; a line of FILE
+                                                   for each outcome
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def datatypes(http: str, grpc: str) -> None:
     print("right")
 
 
-def load(http: str, seconds: float, path: str) -> None:
+def load(http: str, path: str) -> None:
     numbers, outcomes = itertools.count(1), []
-    end = time.monotonic() + seconds
+    ended = threading.Event()
 
     def work() -> None:
         connection = HTTPConnection(http, timeout=TIMEOUT_S)
-        while time.monotonic() < end:
+        while not ended.is_set():
             number, begun = next(numbers), time.monotonic()
             try:
                 connection.request("POST", "/v2/models/counting/infer", _body(number))
@@ -78,12 +79,13 @@ def load(http: str, seconds: float, path: str) -> None:
                 status = 0
                 connection.close()
             outcomes.append((number, status, time.monotonic() - begun))
-            if status != 200:
-                time.sleep(0.05)
+            ended.wait(0.005 if status == 200 else 0.05)
 
     threads = [threading.Thread(target=work) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
+    sys.stdin.read()
+    ended.set()
     for thread in threads:
         thread.join()
     with open(path, "w") as file:
@@ -99,4 +101,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "datatypes":
         datatypes(*sys.argv[2:])
     else:
-        load(sys.argv[2], float(sys.argv[3]), sys.argv[4])
+        load(*sys.argv[2:])

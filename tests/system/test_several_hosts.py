@@ -79,7 +79,8 @@ class Hosts:
 
     def client(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, CLIENT, *arguments]
-        return self.of_gateway.popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT)
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return self.of_gateway.popen(command, cwd=ROOT, **streams)
 
     def get(self, path: str) -> int:
         command = [
@@ -108,8 +109,9 @@ class Hosts:
         return numbers
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    tmp_path = tmp_path_factory.mktemp("hosts")
     repository = Repository(tmp_path / "models")
     repository.path.mkdir()
     repository.add("identity")
@@ -139,14 +141,17 @@ def test_every_datatype_and_64_mib_arrive_as_they_were_sent(hosts):
 
 def test_a_cut_link_under_load_hangs_nobody_and_nothing_is_executed_twice(hosts, tmp_path):
     outcomes = tmp_path / "outcomes"
-    client = hosts.client("load", hosts.gateway.http, "45", str(outcomes))
-    for cut in (hosts.of_stubs[0], hosts.of_broker, hosts.of_gateway, hosts.of_stubs[1]):
+    client = hosts.client("load", hosts.gateway.http, str(outcomes))
+    stub_host, other_stub_host = hosts.of_stubs
+    for cuts in ([stub_host], [hosts.of_broker], [hosts.of_gateway, other_stub_host]):
         eventually(lambda: len(hosts.executed()) > 20)
         before = len(hosts.executed())
         eventually(lambda before=before: len(hosts.executed()) > before + 50, 20)
-        cut.cut()
+        for host in cuts:
+            host.cut()
         time.sleep(5)  # long enough to count as lost
-        cut.restore()
+        for host in cuts:
+            host.restore()
         restored = time.monotonic()
         before = len(hosts.executed())
         eventually(lambda before=before: len(hosts.executed()) > before + 20, 10, "work goes on")

@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from protocol.services import (
     ToStubs,
 )
 from tests.stub.bare_broker import write_model
+from tests.system.forked import Forked
 from tests.tensorbus.bare_stub_broker import NONCE, BareStubBroker
 
 SHM = "/dev/shm"
@@ -75,15 +75,12 @@ class Host:
         self.models.mkdir()
         self._log = log
         self._directory = directory
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def start(self, broker: str, *flags: str) -> None:
-        command = [sys.executable, "-m", "tensorbus", "stub", f"--broker={broker}", "--metrics-port=0", *flags]
-        environ = {**os.environ, "TMPDIR": str(self._directory)}
+        command = ["stub", f"--broker={broker}", "--metrics-port=0", *flags, f"--model-repository={self.models}"]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, f"--model-repository={self.models}"], stdout=log, stderr=log, env=environ
-            )
+            self.process = Forked(command, log, {**os.environ, "TMPDIR": str(self._directory)})
 
     @property
     def log(self) -> str:
