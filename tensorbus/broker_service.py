@@ -36,7 +36,7 @@ from tensorbus.logs import log_line
 from tensorbus.model_watch import ModelWatch
 from tensorbus.repository import Repositories
 from tensorbus.run_directory import run_directory
-from tensorbus.running import failed, within
+from tensorbus.running import failed, warn_of, within
 
 if TYPE_CHECKING:
     from tensorbus.service_settings import BrokerServiceSettings
@@ -128,6 +128,7 @@ class BrokerService:
 
     async def start(self) -> None:
         """Raises ServingError or CannotListen."""
+        warn_of(self._settings.ignored_flags)
         self.server.start()
         self.bus.start(self.server, self._stubs, self._gateways, self._catalogues)
         await self._repositories.open()

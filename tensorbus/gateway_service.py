@@ -77,6 +77,7 @@ class GatewayService:
     async def start(self) -> None:
         """Raises CannotListen."""
         settings = self._settings
+        running.warn_of(settings.ignored_flags)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._fronts.load)
         self._bus = RemoteBus(loop, self._store, self._link.say, self.record)

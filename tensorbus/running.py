@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import structlog
@@ -86,6 +86,11 @@ def failed(reason: str, name: str = "server") -> int:
     """The exit code; the reason is for the operator who has just started it, whatever becomes of the log."""
     Outlet(2).write(f"error: creating {name}: {reason}\n".encode(errors="backslashreplace"))
     return 1
+
+
+def warn_of(ignored_flags: Iterable[str]) -> None:
+    for flag in ignored_flags:
+        log.warning(f"--{flag} has no effect here")
 
 
 async def within(deadline: float, done: Callable[[], bool], say: Callable[[float], None]) -> bool:

@@ -110,8 +110,8 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
         ),
         *(flag for flag in flags_of("Model Repository") if flag.name not in _NOT_OF_A_BROKER),
         *_METRICS,
-        *flags_of("Backend", "Response Cache", "Rate Limiter"),
-        *map(flag_of, ("max-queued-requests", "max-unread-bytes", "response-cache-byte-size")),
+        *flags_of("Backend", "Repository Agent", "Response Cache", "Rate Limiter"),
+        *map(flag_of, ("max-queued-requests", "max-unread-bytes", "strict-model-config", "response-cache-byte-size")),
     ),
     GatewaySettings: (
         *map(flag_of, ("help", "id", "exit-timeout-secs")),
@@ -143,8 +143,9 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
         _CONFIG_FILE,
         _KEY,
         _BROKER_KEY,
-        *flags_of("HTTP", "GRPC", "Metrics"),
-        flag_of("max-queued-bytes"),
+        *flags_of("HTTP", "GRPC", "Sagemaker", "Vertex", "Metrics", "Tracing", "Shared Memory"),
+        *map(flag_of, ("backend-config", "max-queued-bytes")),
+        *(flag for flag in flags_of("DEPRECATED") if flag.name.startswith("trace-")),
     ),
     StubHostSettings: (
         *_EVERY,
@@ -173,6 +174,7 @@ FLAGS_OF: dict[type[ServeSettings], tuple[Flag, ...]] = {
         ),
         *_METRICS,
         flag_of("backend-directory"),
+        *flags_of("Memory/Device Management"),
     ),
 }
 COMMANDS: dict[str, type[ServeSettings]] = {

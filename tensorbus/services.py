@@ -37,7 +37,7 @@ from tensorbus.functions import Functions
 from tensorbus.logs import current_settings, log_line, log_printed, log_table
 from tensorbus.model_watch import ModelWatch
 from tensorbus.repository import Repositories
-from tensorbus.running import within
+from tensorbus.running import warn_of, within
 from tensorbus.settings import ServeSettings
 from tensorbus.sweeping import sweep_for_ever
 from tensorbus.tables import backends_table, models_table, options_table, repository_agents_table
@@ -120,8 +120,7 @@ class Services:
         await self._launcher.start()
         fronts = self._loop.run_in_executor(None, self._fronts.load)  # beside the models
         settings = self._settings
-        for flag in settings.ignored_flags:
-            log.warning(f"--{flag} has no effect here")
+        warn_of(settings.ignored_flags)
         await self.repositories.open()
         await self._watch.look()
         await self.repositories.load(self.broker, settings.models_at_start)

@@ -121,6 +121,7 @@ class StubHost:
 
     async def start(self) -> None:
         """Raises CannotListen."""
+        running.warn_of(self._settings.ignored_flags)
         self._relay.start()
         await self._stubs.open()
         if self._settings.allow_metrics:

@@ -110,6 +110,11 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, reason: str
     assert refusal("gateway", f"--config-file={file}").startswith(reason.replace("FILE", str(file)))
 
 
+def test_each_flag_of_a_whole_server_is_one_of_a_service_too() -> None:
+    known = {flag.name for flags in FLAGS_OF.values() for flag in flags}
+    assert {flag.name for flag in FLAGS} - known == {"exit-on-error"}
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing = f"cannot read the config file {tmp_path}/none: No such file or directory"
     assert refusal("gateway", f"--config-file={tmp_path}/none") == missing
@@ -141,7 +146,8 @@ def test_every_flag_has_its_field_or_no_effect(command: str) -> None:
         for flag in FLAGS_OF[kind]
         if flag.name.replace("-", "_") not in fields and not flag.ignored and flag.inert is None
     }
-    assert without <= {"help", "config-file", "curve-key", "curve-authorized", "curve-broker-key", "model-store"}
+    others = {"config-file", "curve-key", "curve-authorized", "curve-broker-key", "model-store", "strict-model-config"}
+    assert without <= {"help", *others}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
