@@ -27,7 +27,7 @@ from tensorbus.zmq_sockets import (
     SocketReader,
     monitor,
     new_socket,
-    receive_frames,
+    receive_message,
     received_nbytes,
     send_message,
 )
@@ -94,7 +94,7 @@ class Dialer:
         if not self.is_connected or self._socket is None:
             raise Unreachable
         try:
-            send_message(self._socket, [header], frames)
+            send_message(self._socket, header, frames)
         except zmq.Again:
             raise DoesNotRead from None
         finally:
@@ -119,8 +119,8 @@ class Dialer:
 
     def _receive(self) -> None:
         assert self._socket is not None
-        header = self._socket.recv(zmq.NOBLOCK)
-        self._heard(header, receive_frames(self._socket))
+        header, frames = receive_message(self._socket)
+        self._heard(header.bytes, frames)
 
     def _look_for_arriving(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look_for_arriving)

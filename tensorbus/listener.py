@@ -24,13 +24,14 @@ from tensorbus.zmq_sockets import (
     ARRIVING_NBYTES,
     LINGER_MS,
     LOOK_S,
+    NOBLOCK,
     Context,
     Frame,
     SocketReader,
     borrowed,
     monitor,
     new_socket,
-    receive_frames,
+    receive_message,
     received_nbytes,
     send_message,
 )
@@ -112,7 +113,7 @@ class Listener:
     def send(self, service: str, header: bytes, frames: Sequence[Frame] = ()) -> None:
         """Never waits. Raises Unreachable and DoesNotRead."""
         try:
-            send_message(self._socket, [service.encode(), header], frames)
+            send_message(self._socket, header, frames, to=service.encode())
         except zmq.Again:
             raise DoesNotRead from None
         except zmq.ZMQError as error:
@@ -160,9 +161,8 @@ class Listener:
                 self._arriving(service)
 
     def _receive(self) -> None:
-        sender = self._socket.recv(zmq.NOBLOCK)
-        header = self._socket.recv(zmq.NOBLOCK, copy=False)
-        frames = receive_frames(self._socket)
+        sender = self._socket.recv(NOBLOCK)
+        header, frames = receive_message(self._socket)
         if not _SERVICE.fullmatch(sender):
             return
         service = sender.decode()
