@@ -131,11 +131,13 @@ class Members:
 
     # --- what is heard ----------------------------------------------------------------------------------------------
 
-    def heard(self, service: str, now: int) -> None:
-        """Anything at all."""
+    def heard(self, service: str, now: int) -> Member | None:
+        """Anything at all. Who that is, as ``get``."""
         member = self._members.get(service)
-        if member is not None:
-            member.heard_ns = now
+        if member is None:
+            return None
+        member.heard_ns = now
+        return None if member.state is MemberState.WELCOMED else member
 
     def said(self, service: str, now: int) -> None:
         """Anything at all was sent to it."""

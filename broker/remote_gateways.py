@@ -163,9 +163,10 @@ class RemoteGateways:
     def new_requests(self, service: str, message: NewRequests, frames: list[memoryview]) -> None:
         """Raises ProtocolError. What comes when it is closed is neither taken nor answered: the next broker will be
         told of it."""
+        gateway = self._gateways[service]
+        self._release_read(gateway, message.read)
         if self.is_closed:
             return
-        gateway = self._gateways[service]
         start = 0
         for request, count in message.requests:
             if request.id >> COUNTER_BITS != gateway.series or request.id in gateway.living:
@@ -188,12 +189,14 @@ class RemoteGateways:
                 self._server.cancel(id)
 
     def read(self, service: str, message: Read) -> None:
-        gateway = self._gateways[service]
-        for lease in message.leases:
+        self._release_read(self._gateways[service], message.leases)
+
+    def _release_read(self, gateway: _Gateway, leases: list[tuple[str, int]]) -> None:
+        for lease in leases:
             if lease in gateway.unread:
                 gateway.unread.remove(lease)
                 self._server.release(*lease)
-            elif service not in self._known and self._server.core.is_adopted(lease[0]):
+            elif gateway.service not in self._known and self._server.core.is_adopted(lease[0]):
                 self._server.release(*lease)  # it has it by way of an earlier broker
 
     # --- requests that an earlier broker had taken ------------------------------------------------------------------

@@ -25,6 +25,7 @@ from protocol.errors import ProtocolError
 from protocol.services import (
     GATEWAY,
     REFUSED,
+    STUB_HOST,
     Ask,
     Beat,
     Died,
@@ -85,18 +86,19 @@ class ServiceBus:
         self._gateways = gateways
         self._catalogues = catalogues
         questions = GatewayQuestions(server, catalogues, self.send)
-        self._from_gateways: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
+        from_gateways: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
             NewRequests: gateways.new_requests,
             Withdrawn: lambda service, message, frames: gateways.withdrawn(service, message),
             Read: lambda service, message, frames: gateways.read(service, message),
             Ask: lambda service, message, frames: questions.ask(service, message),
             Unanswered: lambda service, message, frames: gateways.unanswered(service, message),
         }
-        self._from_hosts: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
+        from_hosts: dict[type, Callable[[str, Any, list[memoryview]], None]] = {
             FromStubs: stubs.from_stubs,
             Died: lambda service, message, frames: stubs.died(service, message),
             Holds: lambda service, message, frames: self._holds(service, message),
         }
+        self._handlers = {GATEWAY: from_gateways, STUB_HOST: from_hosts}
         gateways.start(self._hosts)
         server.core.on_change = catalogues.push_soon
         self._timer = self._loop.call_later(self._tick_s, self._tick)
@@ -111,8 +113,11 @@ class ServiceBus:
         now = time.monotonic_ns()
         try:
             message = decode_from_service(header)
-            self._members.heard(service, now)
-            if isinstance(message, Join):
+            member = self._members.heard(service, now)
+            handle = None if member is None else self._handlers[member.join.role].get(type(message))
+            if handle is not None:
+                handle(service, message, frames)
+            elif isinstance(message, Join):
                 self._follow(self._members.joins(service, message, now))
             elif isinstance(message, Proved):
                 self._follow(self._members.proved(service, message))
@@ -120,23 +125,12 @@ class ServiceBus:
                 self._follow(self._members.leaves(service, message))
             elif isinstance(message, Fetched):
                 self.fetches.fetched(service, message, frames)
-            elif not isinstance(message, Beat):
-                self._hear(service, message, frames)
+            elif member is not None and not isinstance(message, Beat):
+                raise ProtocolError(f"a {member.join.role} does not say {type(message).__name__}")
         except ProtocolError as fault:
             log.error("a service broke the protocol", service=service, cause=str(fault))
             self.send(service, Refused(REFUSED, str(fault)), ())
             self._follow(self._members.expel(service, "it broke the protocol"))
-
-    def _hear(self, service: str, message: Any, frames: list[memoryview]) -> None:
-        """Raises ProtocolError."""
-        member = self._members.get(service)
-        if member is None:
-            return
-        handlers = self._from_gateways if member.is_gateway else self._from_hosts
-        handle = handlers.get(type(message))
-        if handle is None:
-            raise ProtocolError(f"a {member.join.role} does not say {type(message).__name__}")
-        handle(service, message, frames)
 
     def done(self) -> None:
         """What came together is told."""

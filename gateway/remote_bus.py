@@ -22,7 +22,7 @@ import structlog
 
 from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
 from gateway.catalogue import ModelCatalogue
-from gateway.questions import TIMEOUT_S, Loop, Questions, Then
+from gateway.questions import TIMEOUT_S, Loop, Questions, Then, Timer
 from metrics.gateway_record import GatewayRecord
 from protocol.errors import Cancelled, ProtocolError, ServingError, Unavailable
 from protocol.messages import Handle, Request, Response, TensorRef
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_READ_DELAY_S = 0.01  # that outputs have been read waits so long for a request with which it can be told
 _NO_BROKER = "the broker cannot be reached"
 
 
@@ -88,6 +89,7 @@ class RemoteBus:
         self._outgoing: list[_Open] = []
         self._cancelled: list[int] = []
         self._read: list[tuple[str, int]] = []
+        self._read_timer: Timer | None = None
         self._flushes = False  # at the end of this turn
         self._retained: dict[int, ReplySink] = {}  # answered, but their inputs are in use
         self._questions = Questions(loop, lambda ask: send(ask, ()))
@@ -190,7 +192,12 @@ class RemoteBus:
 
     def release(self, origin: str, lease: int) -> None:
         self._read.append((origin, lease))
-        if not self._flushes:
+        if self._read_timer is None:
+            self._read_timer = self._loop.call_later(_READ_DELAY_S, self._say_read)
+
+    def _say_read(self) -> None:
+        self._read_timer = None
+        if self._read:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -207,13 +214,12 @@ class RemoteBus:
             return
         if self._outgoing:
             outgoing, self._outgoing = self._outgoing, []
-            for one in outgoing:
-                one.sent = True
-            self._send(*self._new_requests(outgoing))
+            read, self._read = self._read, []
+            self._send(*self._new_requests(outgoing, read))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, []
             self._send(Withdrawn(WITHDRAWN, cancelled), ())
-        if self._read:
+        if self._read and self._read_timer is None:
             read, self._read = self._read, []
             self._send(Read(READ, read), ())
         self.record.pending = len(self._open)
@@ -226,12 +232,15 @@ class RemoteBus:
             self._end(one, Cancelled(""))
         self._cancelled = [id for id in self._cancelled if id in self._open]
 
-    def _new_requests(self, outgoing: list[_Open]) -> tuple[NewRequests, list[memoryview | bytes]]:
+    def _new_requests(
+        self, outgoing: list[_Open], read: list[tuple[str, int]]
+    ) -> tuple[NewRequests, list[memoryview | bytes]]:
         """Each by handle if its model shares our memory, else with the bytes, which stay ours until the answer."""
         frames: list[memoryview | bytes] = []
         requests: list[tuple[Request, int]] = []
         record = self.record
         for one in outgoing:
+            one.sent = True
             request, own = one.request, one.frames
             if not own and self.catalogue.shares_memory(request.model, request.version):
                 record.requests_by_shm += 1
@@ -246,7 +255,7 @@ class RemoteBus:
             record.bytes_by_frames += sum(map(len, own))
             requests.append((request, len(own)))
             frames += own
-        return NewRequests(NEW_REQUESTS, requests), frames
+        return NewRequests(NEW_REQUESTS, requests, read), frames
 
     def _in_frame(self, ref: TensorRef, frames: list[memoryview | bytes]) -> TensorRef:
         name, datatype, shape, place, _ = ref

@@ -135,10 +135,11 @@ class Fetch(NamedTuple):
 
 
 class NewRequests(NamedTuple):
-    """Requests, each with the number of its frames."""
+    """Requests, each with the number of its frames. ``read`` is what Read says, with no message of its own."""
 
     kind: str
     requests: List[Tuple[Request, int]]
+    read: List[Tuple[str, int]] = []
 
 
 class Withdrawn(NamedTuple):

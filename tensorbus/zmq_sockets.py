@@ -71,12 +71,15 @@ class SocketReader:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger_ms)
 
+    def _has_message(self) -> bool:
+        return not self._socket.closed and bool(int(self._socket.get(_EVENTS)) & _POLLIN)
+
     def _read(self) -> bool:
         """Whether there may be more."""
         self._again = None
         self._reading = True
         count = 0
-        while count < _BURST and not self._socket.closed and self._socket.get(_EVENTS) & _POLLIN:
+        while count < _BURST and self._has_message():
             try:
                 self._receive()
             except Exception:
