@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_READ_DELAY_S = 0.01  # that outputs have been read waits so long for a request with which it can be told
+READ_DELAY_S = 0.01  # that outputs have been read waits so long for a request with which it can be told
 _NO_BROKER = "the broker cannot be reached"
 
 
@@ -193,7 +193,7 @@ class RemoteBus:
     def release(self, origin: str, lease: int) -> None:
         self._read.append((origin, lease))
         if self._read_timer is None:
-            self._read_timer = self._loop.call_later(_READ_DELAY_S, self._say_read)
+            self._read_timer = self._loop.call_later(READ_DELAY_S, self._say_read)
 
     def _say_read(self) -> None:
         self._read_timer = None
