@@ -15,7 +15,7 @@ from broker.statistics import statistics
 from protocol.errors import InvalidArgument, ServingError
 from protocol.services import SAID, Ask, Said
 
-Say = Callable[..., None]  # with an error, or with None and what was asked for
+_Say = Callable[..., None]  # with an error, or with None and what was asked for
 _SAID = partial(Said, SAID, 0)
 _NOTHING = _SAID()
 
@@ -25,7 +25,7 @@ class GatewayQuestions:
         self._server = server
         self._catalogues = catalogues
         self._send_to = send
-        self._asks: dict[str, Callable[[Ask, Say], None]] = {
+        self._asks: dict[str, Callable[[Ask, _Say], None]] = {
             "ready": self._ask_ready,
             "statistics": self._ask_statistics,
             "index": self._ask_index,
@@ -49,24 +49,24 @@ class GatewayQuestions:
         except ServingError as error:
             say(error)
 
-    def _ask_ready(self, message: Ask, say: Say) -> None:
+    def _ask_ready(self, message: Ask, say: _Say) -> None:
         """Raises NotFound."""
         if message.model:
             self._server.model_ready(message.model, message.version, lambda ready: say(None, _SAID(ready=ready)))
         else:
             self._server.ready(lambda ready: say(None, _SAID(ready=ready)))
 
-    def _ask_statistics(self, message: Ask, say: Say) -> None:
+    def _ask_statistics(self, message: Ask, say: _Say) -> None:
         """Raises InvalidArgument."""
         found = self._server.core.registry.select(message.model, message.version)
         say(None, _SAID(statistics=[statistics(one) for one in found]))
 
-    def _ask_index(self, message: Ask, say: Say) -> None:
+    def _ask_index(self, message: Ask, say: _Say) -> None:
         self._server.index(message.ready, lambda rows: say(None, _SAID(rows=rows)))
 
-    def _ask_load(self, message: Ask, say: Say) -> None:
+    def _ask_load(self, message: Ask, say: _Say) -> None:
         override = None if message.config is None and not message.files else Override(message.config, message.files)
         self._server.post(LoadModel(message.model, override, say))
 
-    def _ask_unload(self, message: Ask, say: Say) -> None:
+    def _ask_unload(self, message: Ask, say: _Say) -> None:
         self._server.post(UnloadModel(message.model, message.unload_dependents, say))
