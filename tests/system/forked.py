@@ -69,11 +69,11 @@ class Forked:
 
 @functools.cache
 def _parent() -> socket.socket:
-    """Takes orders; it ends with this process."""
+    """Takes orders; it ends with this process, of which it is no child: some tests count those."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", "tests.system.forked", str(theirs.fileno())]
-        subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        subprocess.run(command, cwd=ROOT, pass_fds=[theirs.fileno()], check=True)
     return ours
 
 
@@ -118,6 +118,8 @@ def _fork_and_keep(
 
 
 if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)
     import uvloop  # noqa: F401
 
     from tensorbus import broker_service, gateway_service, serve, stub_service  # noqa: F401
