@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from gateway import http_json, log_settings
+from gateway.bus import Done
 from gateway.dataplane import DataPlane
 from gateway.header_forwarding import HeaderForwarding
 from gateway.http_control import load_parameters, unloads_dependents
@@ -114,7 +115,7 @@ def error_response(error: ServingError, headers: bytes = b"") -> HttpResponse:
     return HttpResponse(HTTP_STATUS[error.kind], error_body(str(error)), headers=headers)
 
 
-def _telling(respond: Respond) -> Callable[[ServingError | None], None]:
+def _telling(respond: Respond) -> Done:
     return lambda error: respond(EMPTY if error is None else error_response(error))
 
 

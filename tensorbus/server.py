@@ -22,6 +22,7 @@ import uvloop
 
 from broker.events import LoadModels
 from broker.model import VersionState
+from gateway.bus import Done
 from gateway.calls import InferCall
 from protocol.errors import AlreadyExists, InvalidArgument, ServingError, Unavailable
 from protocol.messages import Parameters
@@ -327,7 +328,7 @@ class Server:
         except ServingError as error:
             raise ServerError(error) from None
 
-    def _do(self, do: Callable[[Callable[[ServingError | None], None]], None]) -> None:
+    def _do(self, do: Callable[[Done], None]) -> None:
         error = self._ask(do)
         if error is not None:
             raise ServerError(error)
