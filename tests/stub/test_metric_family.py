@@ -33,7 +33,7 @@ class Instance:
         name = "probe_0_0"
 
     key = "i1"
-    host = "here"
+    host = ""
 
 
 class Roster:
