@@ -45,6 +45,7 @@ log = structlog.get_logger()
 
 BEAT_NS, SILENCE_NS = 500_000_000, 4_000_000_000
 _NONCE_BYTES = 32
+_HOUSEKEEPING_S = 1.0
 
 
 async def run(settings: BrokerServiceSettings) -> int:
@@ -139,8 +140,15 @@ class BrokerService:
         if self._settings.allow_metrics:
             self._metrics = start_metrics(self._settings, self.recorder, lambda done: done(not self._is_stopping))
         await self._watch.start()
+        self._housekeeping.append(asyncio.create_task(self._keep_house()))
         if self._memory is not None:
             self._housekeeping.append(asyncio.create_task(self._memory.keep_house()))
+
+    async def _keep_house(self) -> None:
+        """For ever: gives back what copies of models take that nobody needs."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            await self._repositories.trim(self.server.core.registry)
 
     async def stop(self) -> bool:
         """Answers what it has. What comes meanwhile, the stubs and their models are left to the next broker."""
