@@ -80,7 +80,7 @@ def main(kind: str, argv: Sequence[str]) -> int:
         if not is_up and _is_up():
             is_up = True
             print(UP, flush=True)
-    status = 0
+    status = 0 if told else next((one.returncode for one in services if one.poll()), 0)  # whose end is that of all
     for one in services:  # the gateway first, the broker last
         if one.poll() is None:
             one.send_signal(signal.SIGTERM)
