@@ -52,8 +52,11 @@ async def run(settings: BrokerServiceSettings) -> int:
     """Until SIGINT or SIGTERM; the exit code."""
     if not settings.model_repository:
         return failed("Invalid argument - --model-repository must be specified", "broker")
-    with run_directory() as run_dir:
-        return await running.run(BrokerService(settings, run_dir), "broker")
+    try:
+        with run_directory() as run_dir:
+            return await running.run(BrokerService(settings, run_dir), "broker")
+    except OSError as error:  # of the directories that it cannot be without
+        return failed(f"Internal - {error.strerror or error}", "broker")
 
 
 class BrokerService:
