@@ -166,7 +166,10 @@ class Listener:
         if not _SERVICE.fullmatch(sender):
             return
         service = sender.decode()
-        self._connections[service] = int(header.get("__fd"))
+        descriptor = int(header.get("__fd"))
+        if self._connections.get(service) != descriptor:
+            self._events.read_all()  # the end of whose it was before: else the new one would be taken for that
+            self._connections[service] = descriptor
         self._heard(service, header.bytes, frames)
 
     # --- who is not let in ----------------------------------------------------------------------------------------
@@ -180,16 +183,19 @@ class Listener:
                 self._ending.pop(value).cancel()
             gone = [service for service, descriptor in self._connections.items() if descriptor == value]
             if gone:
-                self._reader.read_all()
-            for service in gone:
-                if self._connections.get(service) == value:  # else it is back already
-                    del self._connections[service]
-                    self._hung_up(service)
+                asyncio.get_running_loop().call_soon(self._have_gone, gone, value)
             if self._failure and peer:  # it was gone before we asked who it is: it will dial again
                 self._say_refused(peer, self._failure)
             self._failure = ""
         else:  # it says for which connection when that ends, which is what it says next
             self._failure = _CAUSES.get(value, f"ZeroMQ protocol error {value:#x}")
+
+    def _have_gone(self, services: list[str], descriptor: int) -> None:
+        self._reader.read_all()  # their last words
+        for service in services:
+            if self._connections.get(service) == descriptor and not self._socket.closed:  # else it is back already
+                del self._connections[service]
+                self._hung_up(service)
 
     def _on_unknown_key(self, host: str, key: str) -> None:
         self._say_refused(host, "its key is not authorized", key=key)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,40 @@ async def test_a_service_that_is_dropped_dials_again(keys: Keys) -> None:
         broker.listener.send("0123abcd", b"answer")
         await until(lambda: service.heard)
         broker.listener.drop("ffffffff")
+
+
+@on_the_loop
+async def test_who_gets_the_descriptor_of_one_that_has_gone_is_not_taken_for_it(keys: Keys) -> None:
+    """Both are noticed in the same turn of the loop: what the new one says may be read before the other's end is."""
+    context = zmq.Context()
+
+    def dial(service: bytes) -> zmq.Socket:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, service)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(broker.listener.address)
+        socket.send(service)
+        return socket
+
+    broker = Broker()
+    hung_up: list[str] = []
+    broker.listener._hung_up = hung_up.append
+    for number in range(10):
+        before, after = (f"{number:07x}{end}".encode() for end in "ab")
+        first = dial(before)
+        await until(lambda before=before: (before.decode(), before, []) in broker.heard)  # type: ignore[misc]
+        first.close()
+        time.sleep(0.05)
+        second = dial(after)
+        time.sleep(0.05)
+        await until(lambda after=after: (after.decode(), after, []) in broker.heard)  # type: ignore[misc]
+        await until(lambda number=number: len(hung_up) > 2 * number)  # type: ignore[misc]
+        await asyncio.sleep(0.01)
+        assert hung_up[2 * number :] == [before.decode()]
+        second.close()
+        await until(lambda number=number: len(hung_up) == 2 * number + 2)  # type: ignore[misc]
+    broker.listener.close()
+    context.destroy(linger=0)
 
 
 @on_the_loop
