@@ -51,7 +51,7 @@ class Adoption:
     def __bool__(self) -> bool:
         return bool(self._held or self._due)
 
-    def add(self, host: str, stubs: Iterable[HeldStub], sink: SinkOf) -> list[Action]:
+    def add(self, host: str, stubs: Iterable[HeldStub], sink: SinkOf, now: int) -> list[Action]:
         """What a host has. Stubs that do not serve yet are of no use."""
         actions: list[Action] = []
         for stub in stubs:
@@ -61,6 +61,8 @@ class Adoption:
             else:
                 self._held.setdefault((host, stub.model), []).append(_Held(stub, ready, sink))
                 self._said[stub.key] = [StubSaid(stub.key, message, ()) for message in _made(stub)]
+                self._answering.inherited.lent(stub.key, stub.lent, now)
+                self._answering.inherited.claim(stub.key, stub.reading)
         return actions
 
     def keeps(self, event: StubSaid | StubDied) -> bool:
@@ -85,6 +87,7 @@ class Adoption:
         held = self._held.pop(place)
         for one in held:
             del self._said[one.stub.key]
+            self._answering.inherited.gone(one.stub.key)
         return held
 
     def models(self) -> set[str]:

@@ -15,6 +15,7 @@ from broker.calls import Calls, Lease, inputs_released
 from broker.ensemble_leases import ORIGIN
 from broker.ensembles import Ensembles
 from broker.events import Action, Answer, Kill, Pause, Say
+from broker.inherited import InheritedLeases
 from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
 from broker.iterative import again
 from broker.model import ModelVersion
@@ -54,7 +55,9 @@ class Answering:
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
         ids = count(-1 - first_number, -1)
         self.calls = Calls(registry, ids)
-        self.ensembles = Ensembles(registry, ids, self, max_unread)
+        self.ensembles = Ensembles(registry, ids, self, max_unread, first_number)
+        self.inherited = InheritedLeases(lambda key: roster.serving(key) is not None, self._is_used, _READERS_JOIN_NS)
+        cache.number_from(first_number)
         self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
@@ -66,6 +69,8 @@ class Answering:
     ) -> list[Action]:
         """What a stub has to tell of its work."""
         actions: list[Action] = []
+        if instance.sink_of is not None:
+            self._lends(instance, message)
         try:
             for response in message.responses:
                 actions += self._responded(version, instance, response, frames, now)
@@ -86,17 +91,21 @@ class Answering:
                 actions += self.outputs_read(origin, lease, now)
         return actions
 
+    def _lends(self, instance: Instance, message: Results) -> None:
+        responses = [*message.responses, *(one for executed in message.executed for one in executed.responses)]
+        for response in responses:
+            if response.lease:
+                self.inherited.lends(instance.key, response.lease)
+
     def _read_by(self, instance: Instance, message: Results) -> list[Lease]:
         """Leases that the instance has had, some of them perhaps by way of an earlier broker."""
-        known = self.calls.read(instance.index, message.read)
-        if instance.sink_of is None:
-            return known
-        others = [(origin, lease) for origin, lease in message.read if self._is_adopted(origin)]
-        return known + [one for one in others if one not in known]
+        others = [
+            (origin, lease) for origin, lease in message.read if self.inherited.read(instance.key, (origin, lease))
+        ]
+        return others + self.calls.read(instance.index, message.read)
 
-    def _is_adopted(self, origin: str) -> bool:
-        found = self._roster.serving(origin)
-        return found is not None and found[1].sink_of is not None
+    def _is_used(self, lease: Lease) -> bool:
+        return self.calls.borrows(lease) or self.ensembles.uses(lease)
 
     def _executed(
         self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
@@ -285,7 +294,8 @@ class Answering:
         actions: list[Action] = []
         found = self._roster.serving(origin)
         if found is not None:
-            self._releases.add(found[1], lease, now)
+            if self.inherited.ends((origin, lease)):
+                self._releases.add(found[1], lease, now)
         elif origin == ORIGIN:
             actions = self.ensembles.read(lease, now)
         elif origin == caching.ORIGIN:
@@ -338,6 +348,9 @@ def _count_response(version: ModelVersion, pending: Pending, response: Response,
 
 
 _AT_ONCE = 16  # answers to a batch
+# A reader that is alive dials each second; what one reads that takes longer is lost, as it is with a gateway that has
+# been away from its broker for as long.
+_READERS_JOIN_NS = 15 * 10**9
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
 _REASONS = {int(ErrorKind.CANCELLED): CANCELED}

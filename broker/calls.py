@@ -121,6 +121,10 @@ class Calls:
         self._of.pop(instance, None)
         return calls, sorted(self._borrowed.pop(instance, ()))
 
+    def borrows(self, lease: Lease) -> bool:
+        """Whether a caller looks at these outputs."""
+        return any(lease in leases for leases in self._borrowed.values())
+
     def lends(self, keys: Collection[str]) -> bool:
         """Whether callers look at outputs of these stubs."""
         return any(origin in keys for leases in self._borrowed.values() for origin, _ in leases)

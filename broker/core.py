@@ -50,6 +50,7 @@ from broker.events import (
 )
 from broker.host_table import HostTable
 from broker.hosts import Hosts
+from broker.inherited import InheritedLeases
 from broker.instance import IllegalTransition, Instance, InstanceEvent
 from broker.load_lines import LoadLines
 from broker.model import ModelVersion, VersionState
@@ -299,6 +300,7 @@ class Core:
             return []
         version, instance = found
         self._metrics.died(event.key)
+        self._answering.inherited.gone(event.key)
         self._releases.take(instance)
         self._dispatcher.touch(version)
         actions = self._answering.lost(version, event.key, event.error(instance.spec.name), now)
@@ -398,10 +400,9 @@ class Core:
         """Whether stubs that an earlier broker has started may still be taken over."""
         return bool(self._adoption)
 
-    def is_adopted(self, key: str) -> bool:
-        """Whether an earlier broker has started this stub."""
-        found = self._roster.serving(key)
-        return found is not None and found[1].sink_of is not None
+    @property
+    def inherited(self) -> InheritedLeases:
+        return self._answering.inherited
 
     @property
     def processes(self) -> int:

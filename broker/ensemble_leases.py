@@ -25,11 +25,12 @@ class LeaseOwner(Protocol):
 class EnsembleLeases:
     """Invariant: a memory is in ``_lent`` from the response that brought it until nobody uses it."""
 
-    def __init__(self, owner: LeaseOwner) -> None:
+    def __init__(self, owner: LeaseOwner, first_lease: int = 0) -> None:
+        """``first_lease``: beyond any of an earlier broker whose responses somebody may still read."""
         self._owner = owner
         self._lent: dict[tuple[str, int], Memory] = {}
         self._responses: dict[int, tuple[Flow, list[Memory], int]] = {}  # unread ones and their bytes, by lease
-        self._last_lease = 0
+        self._last_lease = first_lease
 
     def lend(self, origin: str, lease: int) -> Memory | None:
         """For the outputs of a step's response. 0 is no lease: it has no outputs in shared memory."""
@@ -66,6 +67,9 @@ class EnsembleLeases:
         for memory in memories:
             flow.run.drop(memory)
         return flow
+
+    def uses(self, lease: tuple[str, int]) -> bool:
+        return lease in self._lent
 
     def lends(self, keys: Collection[str]) -> bool:
         """Whether outputs of these stubs wait for their readers."""

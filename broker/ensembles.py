@@ -38,7 +38,9 @@ class FlowOwner(LeaseOwner, Protocol):
 class Ensembles:
     """Invariant: a request is in ``_flows`` until it is answered, a step in ``_steps`` until its inputs are let go."""
 
-    def __init__(self, registry: Registry, ids: Iterator[int], owner: FlowOwner, max_unread: int) -> None:
+    def __init__(
+        self, registry: Registry, ids: Iterator[int], owner: FlowOwner, max_unread: int, first_lease: int = 0
+    ) -> None:
         """``ids`` are for requests that no gateway has made. Streams of a request to an ensemble pause while its client
         has ``max_unread`` bytes to read; 0: never."""
         self._max_unread = max_unread
@@ -50,7 +52,7 @@ class Ensembles:
         self._timings: dict[int, Timing] = {}  # summed over the steps, by request id until it is counted
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
-        self._leases = EnsembleLeases(owner)
+        self._leases = EnsembleLeases(owner, first_lease)
         self._patience = Patience()
 
     # --- what is asked of it ----------------------------------------------------------------------------------------
@@ -160,6 +162,10 @@ class Ensembles:
         """The steps that a request to an ensemble waits for."""
         flow = self._flows.get(request)
         return [] if flow is None else list(flow.steps.values())
+
+    def uses(self, lease: tuple[str, int]) -> bool:
+        """Whether steps look at these outputs, or are to."""
+        return self._leases.uses(lease)
 
     def lends(self, keys: Collection[str]) -> bool:
         """Whether outputs of these stubs wait for their readers."""

@@ -57,7 +57,7 @@ class Hosts:
         self._table.add(event)
         actions: list[Action] = []
         if event.sink is not None:
-            actions += self._adoption.add(event.host, event.held, event.sink)
+            actions += self._adoption.add(event.host, event.held, event.sink, now)
             for model in sorted(self._adoption.models()):
                 if not self._registry.knows(model) and not self._is_loading(model):
                     actions += self._load_again(model, now)

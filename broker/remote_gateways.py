@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Set
 from typing import NamedTuple
 
+import structlog
+
 from broker.catalogue import Catalogues, SendTo
 from broker.fetches import Fetches, owner_of
 from broker.members import Member, Members
@@ -33,9 +35,17 @@ from protocol.services import (
     first_request,
 )
 
-_PATIENCE_NS = 1_500_000_000
+log = structlog.get_logger()
+
+# For so long a gateway's requests wait for the stub hosts that it knew, which may hold some of them. A host that lives
+# dials each second and joins each half; one that is so busy that it is silent for longer counts as lost anyway. A host
+# that comes later costs answers, but has nothing executed twice: all that it may hold is lost by then. Where a host
+# has died with the broker, requests wait so long for nothing, and of the ten seconds that gateways wait for a broker
+# (--broker-wait-secs) most must be left for that to start.
+_PATIENCE_NS = 4_000_000_000
 _LEFT_S = 15.0
 _EARLY_S = 15.0  # after the start no gateway is still to come that a former broker has known
+_MOST_FAULTY = 1000
 
 
 class _Answer(NamedTuple):
@@ -116,6 +126,8 @@ class RemoteGateways:
         self._known: set[str] = set()  # gateways that were lost before: what they had then is cancelled
         self._unanswered = UnansweredRequests(_PATIENCE_NS)
         self._early: dict[int, list[_Answer]] = {}  # answers to requests that their gateway has still to name
+        self.ignored_reads = 0  # of leases that nobody has given to who has read them
+        self._faulty: set[str] = set()  # gateways of which the log says so
         self._dirty: dict[_Gateway, None] = {}  # something leaves for them at the end of the turn; an ordered set
 
     def start(self, hosts: Set[str]) -> None:
@@ -152,7 +164,11 @@ class RemoteGateways:
         if lost:
             self._left[service] = _Left(gateway.unread, self._loop.time() + _LEFT_S)
         else:
-            self._release(gateway.unread)
+            self._reads_no_more(service, gateway.unread)
+
+    def _reads_no_more(self, service: str, unread: Iterable[tuple[str, int]]) -> None:
+        self._release(unread)
+        self._server.core.inherited.gone(service)
 
     def _release(self, leases: Iterable[tuple[str, int]]) -> None:
         for origin, lease in leases:
@@ -192,12 +208,24 @@ class RemoteGateways:
         self._release_read(self._gateways[service], message.leases)
 
     def _release_read(self, gateway: _Gateway, leases: list[tuple[str, int]]) -> None:
+        inherited = self._server.core.inherited
         for lease in leases:
             if lease in gateway.unread:
                 gateway.unread.remove(lease)
                 self._server.release(*lease)
-            elif gateway.service not in self._known and self._server.core.is_adopted(lease[0]):
-                self._server.release(*lease)  # it has it by way of an earlier broker
+            elif not inherited.has(gateway.service, lease):
+                self._ignore_read(gateway)
+            elif inherited.read(gateway.service, lease):
+                self._server.release(*lease)
+
+    def _ignore_read(self, gateway: _Gateway) -> None:
+        """To tell a stub what it does not expect would kill it."""
+        self.ignored_reads += 1
+        if gateway.service not in self._faulty and len(self._faulty) < _MOST_FAULTY:
+            self._faulty.add(gateway.service)
+            log.warning(
+                "a gateway has read what it has not got", name=gateway.member.join.name, service=gateway.service
+            )
 
     # --- requests that an earlier broker had taken ------------------------------------------------------------------
 
@@ -219,11 +247,14 @@ class RemoteGateways:
             self._server.release(answer.origin, answer.response.lease)
 
     def unanswered(self, service: str, message: Unanswered) -> None:
+        gateway, reading = self._gateways[service], set(message.reading)
+        self._release(gateway.unread - reading)  # it has never got it, or we not that it has read it
+        gateway.unread &= reading
+        self._server.core.inherited.claim(service, reading - gateway.unread)
         if service in self._known:  # it was lost, and all it had cancelled
             self._decide(service, [], message.requests)
             return
-        series = self._gateways[service].series
-        ours = [id for id in message.requests if id >> COUNTER_BITS == series]
+        ours = [id for id in message.requests if id >> COUNTER_BITS == gateway.series]
         self._unanswered.ask(service, ours, message.hosts, time.monotonic_ns())
         self._loop.call_soon(self.settle)  # once the stubs are taken over that hosts have said they hold
 
@@ -245,13 +276,24 @@ class RemoteGateways:
                 for answer in self._early.pop(id, ()):
                     self.answer(gateway, answer)
         for service in [one for one, left in self._left.items() if left.until_s <= self._loop.time()]:
-            self._release(self._left.pop(service).unread)
-        if self._early and self._loop.time() >= self._ends_s:
+            self._reads_no_more(service, self._left.pop(service).unread)
+        self._end_unclaimed()
+        if self._loop.time() < self._ends_s:
+            return
+        if not self._unanswered:
+            self._unanswered.close()
+        if self._early:
             early, self._early = self._early, {}
             for answers in early.values():
                 for answer in answers:
                     if answer.response.lease:
                         self._server.release(answer.origin, answer.response.lease)
+
+    def _end_unclaimed(self) -> None:
+        unclaimed = self._server.core.inherited.unclaimed(time.monotonic_ns())
+        if unclaimed:
+            unread = [one.unread for one in self._gateways.values()] + [one.unread for one in self._left.values()]
+            self._release(set(unclaimed).difference(*unread))
 
     # --- what they are told -----------------------------------------------------------------------------------------
 

@@ -80,6 +80,10 @@ class ResponseCache:
         entry.readers += 1
         return self._last_lease
 
+    def number_from(self, first: int) -> None:
+        """The leases to come: beyond any of an earlier broker whose responses somebody may still read."""
+        self._last_lease = first
+
     def read(self, lease: int) -> None:
         self._let_go(self._leases.pop(lease))
 

@@ -180,6 +180,8 @@ class ServiceBus:
         if member.is_gateway:
             self._gateways.joined(member)
             self._stubs.gateway_domains = self._gateways.series()
+        else:
+            self._catalogues.push()  # before it has any work: gateways say which hosts may have had their requests
 
     def _leaves(self, leaving: IsLeaving) -> None:
         member = leaving.member
@@ -225,6 +227,7 @@ class ServiceBus:
         record.instances = self._server.core.processes
         record.waiting = self._gateways.waiting
         record.fetches = self.fetches.total
+        record.ignored_reads = self._gateways.ignored_reads
 
     # --- what goes out ----------------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ class RemoteBus:
         self._outgoing: list[_Open] = []
         self._cancelled: list[int] = []
         self._read: list[tuple[str, int]] = []
+        self._reading: set[tuple[str, int]] = set()  # leases that no broker has been told the end of
         self._read_timer: Timer | None = None
         self._flushes = False  # at the end of this turn
         self._retained: dict[int, ReplySink] = {}  # answered, but their inputs are in use
@@ -121,7 +122,8 @@ class RemoteBus:
         self._is_joined = True
         self._knows_all = False
         self._undecided = self._sent()
-        self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts), ())
+        reading = sorted(self._reading)
+        self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts, reading), ())
 
     def lost(self) -> None:
         """What is under way may have been lost. New requests are taken for a while (``refuse``) and kept."""
@@ -214,15 +216,18 @@ class RemoteBus:
             return
         if self._outgoing:
             outgoing, self._outgoing = self._outgoing, []
-            read, self._read = self._read, []
-            self._send(*self._new_requests(outgoing, read))
+            self._send(*self._new_requests(outgoing, self._take_read()))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, []
             self._send(Withdrawn(WITHDRAWN, cancelled), ())
         if self._read and self._read_timer is None:
-            read, self._read = self._read, []
-            self._send(Read(READ, read), ())
+            self._send(Read(READ, self._take_read()), ())
         self.record.pending = len(self._open)
+
+    def _take_read(self) -> list[tuple[str, int]]:
+        read, self._read = self._read, []
+        self._reading.difference_update(read)
+        return read
 
     def _end_unwanted(self) -> None:
         """Nobody has begun, and nobody needs to."""
@@ -275,6 +280,8 @@ class RemoteBus:
                 own = frames[position : position + nframes]
                 position += nframes
             id = response.request
+            if response.lease:
+                self._reading.add((origin, response.lease))
             one = self._open.pop(id, None) if response.final else self._open.get(id)
             if one is None:  # it was given up
                 if response.lease:
@@ -327,11 +334,13 @@ class RemoteBus:
 
     def _fetch(self, message: Fetch) -> None:
         try:
-            frames = [self._store.view(*handle) for handle in message.handles]
+            frames: list[memoryview | bytes] = [self._store.view(*handle) for handle in message.handles]
         except BadHandle as fault:
             self._send(Fetched(FETCHED, message.number, str(fault)), ())
-        else:
-            self._send(Fetched(FETCHED, message.number), frames)
+            return
+        if message.fleeting:
+            frames = list(map(bytes, frames))
+        self._send(Fetched(FETCHED, message.number), frames)
 
     # --- models ---------------------------------------------------------------------------------------------------
 
@@ -408,6 +417,7 @@ class RemoteBus:
         """Raises AssertionError if the books are not in order."""
         self.catalogue.check()
         assert not self._open.keys() & self._retained.keys()
+        assert self._reading.issuperset(self._read)
         assert self._undecided <= self._sent()
         assert {one.request.id for one in self._outgoing} == self._open.keys() - self._sent()
 

@@ -197,6 +197,12 @@ BROKER_FETCHES = Family(
     "Number of tensors fetched from their owner for a reader that does not share its memory",
     "tensors",
 )
+BROKER_IGNORED_READS = Family(
+    "tensorbus_broker_ignored_reads_total",
+    "counter",
+    "Number of outputs that a gateway says to have read and has not got, or has read before",
+    "outputs",
+)
 
 PINNED_TOTAL = Family(
     "nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", "bytes"

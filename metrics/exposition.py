@@ -172,6 +172,7 @@ def _broker_families(broker: BrokerRecord) -> Iterator[tuple[Family, _Children]]
         (catalogue.BROKER_INSTANCES, broker.instances),
         (catalogue.BROKER_WAITING_REQUESTS, broker.waiting),
         (catalogue.BROKER_FETCHES, broker.fetches),
+        (catalogue.BROKER_IGNORED_READS, broker.ignored_reads),
     ):
         yield family, [("", value)]
 

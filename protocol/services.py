@@ -129,6 +129,7 @@ class Fetch(NamedTuple):
     kind: str
     number: int
     handles: List[Handle]
+    fleeting: bool = False  # the lease may end before the bytes have left: send a copy
 
 
 # --- gateway to broker ------------------------------------------------------------------------------------------
@@ -172,11 +173,12 @@ class Ask(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """Requests of an earlier connection that have no final response yet. Fate answers."""
+    """Requests of an earlier connection that were sent and have no final response yet. Fate answers."""
 
     kind: str
     requests: List[int]
     hosts: List[str]  # the stub hosts that there were, by service: one of them may have got some
+    reading: List[Tuple[str, int]] = []  # origin and lease of responses whose outputs it still reads
 
 
 # --- broker to gateway ------------------------------------------------------------------------------------------
@@ -274,6 +276,8 @@ class HeldStub(NamedTuple):
     ready: bytes  # its Ready, as it said it; b"" if it has not
     batches: List[Tuple[int, List[int]]]  # Batch.id, Request.id
     open: List[int]  # requests whose execute has returned without a final response
+    lent: List[int] = []  # leases of its outputs that nobody has told it the end of
+    reading: List[Tuple[str, int]] = []  # origin and lease of outputs of others that it still reads
     made: List[bytes] = []  # NewFamily and NewMetric of the metrics that its model has
     given: Optional[Given] = None
     files: Dict[str, bytes] = {}

@@ -48,6 +48,7 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
 class _Execute(msgspec.Struct, array_like=True, gc=False):
     kind: str
     batches: list[_Batch]
+    released: list[int]
 
 
 class _Response(msgspec.Struct, array_like=True, gc=False):
@@ -74,6 +75,7 @@ class _Results(msgspec.Struct, array_like=True, gc=False):
     executed: list[_Executed]
     released: msgspec.Raw
     responses: list[_Response]
+    read: list[tuple[str, int]]
 
 
 class _Numbered(msgspec.Struct, array_like=True, gc=False):
@@ -85,6 +87,7 @@ class _Answered(msgspec.Struct, array_like=True, gc=False):
     kind: str
     call: int
     response: _Response
+    origin: str
 
 
 _EXECUTE = msgspec.msgpack.Decoder(_Execute)
@@ -104,7 +107,7 @@ class Question(NamedTuple):
 class _Held:
     """Of one stub."""
 
-    __slots__ = ("batches", "config", "ready", "requests", "start")
+    __slots__ = ("batches", "config", "lent", "reading", "ready", "requests", "start")
 
     def __init__(self, start: HeldStub) -> None:
         self.start = start
@@ -112,6 +115,8 @@ class _Held:
         self.ready = b""
         self.batches: dict[int, list[int]] = {}  # all requests of each that execute has not returned for
         self.requests: dict[int, int] = {}  # without a final response; its batch, or _OPEN
+        self.lent: set[int] = set()
+        self.reading: set[tuple[str, int]] = set()
 
 
 class StubLedger:
@@ -146,12 +151,17 @@ class StubLedger:
         if kind == EXECUTE:
             held = self._held.get(address)
             if held is not None:
-                for batch in _decode(_EXECUTE, header).batches:
+                execute: _Execute = _decode(_EXECUTE, header)
+                held.lent.difference_update(execute.released)
+                for batch in execute.batches:
                     ids = held.batches[batch.id] = [request.id for request in batch.requests]
                     held.requests.update(dict.fromkeys(ids, batch.id))
         elif kind == ANSWERED:
             answered: _Answered = _decode(_ANSWERED, header)
-            return self._answered(address, answered.call, answered.response.final)
+            is_asked = self._answered(address, answered.call, answered.response.final)
+            if is_asked and answered.response.lease and address in self._held:
+                self._held[address].reading.add((answered.origin, answered.response.lease))
+            return is_asked
         elif kind == TOLD:
             return self._answered(address, _decode(_NUMBERED, header).call, True)
         return True
@@ -189,11 +199,14 @@ class StubLedger:
 
     @staticmethod
     def _has_results(held: _Held, results: _Results) -> list[int]:
-        finals = [response.request for response in results.responses if response.final]
+        responses = list(results.responses)
         for executed in results.executed:
-            finals += [response.request for response in executed.responses if response.final]
+            responses += executed.responses
+        finals = [response.request for response in responses if response.final]
         for request in finals:
             held.requests.pop(request, None)
+        held.lent.update([response.lease for response in responses if response.lease])
+        held.reading.difference_update(results.read)
         for executed in results.executed:
             for request in executed.rescheduled:
                 held.requests.pop(request, None)
@@ -220,6 +233,8 @@ class StubLedger:
                 ],
                 open=[request for request, batch in one.requests.items() if batch == _OPEN],
                 made=self._metrics.made(one.start.key),
+                lent=sorted(one.lent),
+                reading=sorted(one.reading),
             )
             for one in self._held.values()
         ]

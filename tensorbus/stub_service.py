@@ -226,12 +226,14 @@ class StubHost:
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def _on_fetch(self, fetch: Fetch, frames: list[memoryview]) -> None:
-        """They are sent from where they lie: their lease lasts until the broker has them."""
+        """They are sent from where they lie, if their lease lasts until the broker has them."""
         try:
-            found = [self._view(handle) for handle in fetch.handles]
+            found: list[memoryview | bytes] = [self._view(handle) for handle in fetch.handles]
         except BadHandle as fault:
             self._relay.tell(Fetched(FETCHED, fetch.number, str(fault)))
             return
+        if fetch.fleeting:
+            found = list(map(bytes, found))
         self.record.fetched_bytes += sum(map(len, found))
         self._relay.tell(Fetched(FETCHED, fetch.number), found)
 

@@ -30,6 +30,16 @@ def test_a_host_that_does_not_come_back_may_have_executed_all():
     assert requests.verdicts({"a"}, PATIENCE) == [Verdict("g", [], [1, 2])]
 
 
+def test_to_who_comes_when_all_others_have_come_all_is_lost():
+    requests = UnansweredRequests(PATIENCE)
+    requests.handed([2])
+    requests.close()
+    requests.handed([3])
+    requests.ask("g", [1, 2, 3], ["a"], now=0)
+    assert requests.verdicts({"a"}, 0) == [Verdict("g", [], [1, 2, 3])]
+    assert not requests._handed
+
+
 def test_a_gateway_that_is_gone_is_told_nothing():
     requests = UnansweredRequests(PATIENCE)
     requests.ask("g", [1], ["a"], now=0)

@@ -504,6 +504,30 @@ def test_what_makes_no_sense_breaks_the_protocol_and_changes_nothing(
     run(test)
 
 
+def test_a_broker_that_is_joined_anew_is_told_which_outputs_are_still_read(calls: Calls, bus: FakeBus) -> None:
+    bus.hold = True
+    replies: list[Reply] = []
+
+    async def test() -> None:
+        inputs = [InputTensor("INPUT0", "FP32", [16], ONES), InputTensor("INPUT1", "FP32", [16], TWOS)]
+        for _ in range(2):
+            bus.dataplane.infer(InferCall("add_sub", -1, inputs), replies.append)
+        for entry in await bus.wait_for(2):
+            entry.run()
+        await until(lambda: len(replies) == 2)
+        calls.loopback.cut()
+        replies[0].release()
+        calls.loopback.join()
+        await until(lambda: len(calls.sent(Unanswered)) == 2)
+        replies[1].release()
+
+    run(test)
+    expected = [("stub", 1), ("stub", 2)] if calls.broker.shares else []
+    assert calls.sent(Unanswered)[1].reading == expected
+    assert sorted(lease for message in calls.sent(Read) for lease in message.leases) == expected
+    assert not calls.remote._reading
+
+
 def test_a_host_that_has_still_to_join_may_have_what_is_undecided(calls: Calls, bus: FakeBus) -> None:
     bus.hold = True
     said: list[Any] = []

@@ -182,6 +182,7 @@ def test_a_gateway_without_a_broker_of_its_own_shows_its_half_and_the_way_to_the
 def test_a_broker_shows_who_has_joined_and_what_it_still_owes() -> None:
     broker = BrokerRecord()
     broker.gateways, broker.stub_hosts, broker.instances, broker.waiting, broker.fetches = 1, 2, 3, 4, 5
+    broker.ignored_reads = 6
     lines = render([], HostSample(), 0, broker=broker).splitlines()
     assert [line for line in lines if line.startswith("tensorbus_broker_")] == [
         "tensorbus_broker_gateways 1",
@@ -189,6 +190,7 @@ def test_a_broker_shows_who_has_joined_and_what_it_still_owes() -> None:
         "tensorbus_broker_instances 3",
         "tensorbus_broker_waiting_requests 4",
         "tensorbus_broker_fetches_total 5",
+        "tensorbus_broker_ignored_reads_total 6",
     ]
 
 

@@ -106,6 +106,27 @@ def test_what_execute_left_unanswered_is_open_until_its_final_response(ledger: S
     assert held(ledger) == ([], [12])
 
 
+def test_outputs_are_lent_until_the_stub_is_told_that_they_were_read(ledger: StubLedger) -> None:
+    tell(ledger, execute((1, [10]), (2, [11])))
+    say(ledger, results((1, [10]), sent=(answer(11, final=False)._replace(lease=12),)))  # 9 and 12
+    say(ledger, results(sent=(Response(11, []),)))  # has no outputs on lease
+    assert ledger.held()[0].lent == [9, 12]
+    tell(ledger, Execute(EXECUTE, [], [9], [], []))
+    assert ledger.held()[0].lent == [12]
+    tell(ledger, Execute(EXECUTE, [], [12, 77], [], []))
+    assert ledger.held()[0].lent == []
+
+
+def test_outputs_of_other_models_are_read_until_the_stub_says_so(ledger: StubLedger) -> None:
+    say(ledger, Call(CALL, 1, Request(0, "other", -1, [TENSOR]), 3, True, True))
+    tell(ledger, Answered(ANSWERED, 1, answer(0, final=False)._replace(lease=4), "k2"))
+    tell(ledger, Answered(ANSWERED, 1, answer(0)._replace(lease=5), "k2"))
+    tell(ledger, Answered(ANSWERED, 9, answer(0)._replace(lease=6), "k2"))  # which it gets not
+    assert ledger.held()[0].reading == [("k2", 4), ("k2", 5)]
+    say(ledger, results())  # says that it has read ("k2", 5)
+    assert ledger.held()[0].reading == [("k2", 4)]
+
+
 def test_a_rescheduled_request_is_held_no_more(ledger: StubLedger) -> None:
     tell(ledger, execute((1, [10, 11])))
     say(ledger, results((1, [11]), again=(10,)))
