@@ -19,6 +19,7 @@ from broker.fetches import Fetches, owner_of
 from broker.members import Member, Members
 from broker.queue import Frames, ReplySink
 from broker.server import BrokerServer
+from broker.turn import Soon
 from broker.unanswered import UnansweredRequests
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.messages import Handle, Response
@@ -112,13 +113,21 @@ class _LateSink:
 
 class RemoteGateways:
     def __init__(
-        self, server: BrokerServer, members: Members, fetches: Fetches, catalogues: Catalogues, send: SendTo
+        self,
+        server: BrokerServer,
+        members: Members,
+        fetches: Fetches,
+        catalogues: Catalogues,
+        send: SendTo,
+        soon: Soon,
     ) -> None:
+        """``soon`` is of a Turn."""
         self._server = server
         self._members = members
         self._fetches = fetches
         self._catalogues = catalogues
         self._send_to = send
+        self._soon = soon
         self.is_closed = False
         self._gateways: dict[str, _Gateway] = {}
         self._by_series: dict[int, _Gateway] = {}  # the same
@@ -371,7 +380,7 @@ class RemoteGateways:
 
     def _has_news(self, gateway: _Gateway) -> None:
         if not self._dirty:
-            self._loop.call_soon(self._flush)
+            self._soon(self._flush)
         self._dirty[gateway] = None
 
     def _flush(self) -> None:

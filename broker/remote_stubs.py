@@ -6,7 +6,6 @@ which the host does not share waits until the bytes are there, and with it what 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from broker.model import VersionSource
 from broker.queue import Frames
 from broker.router import Unreachable
 from broker.stubs import Heard, replace_handles
+from broker.turn import Soon
 from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages import FAILED, Answered, Execute, Failed, Handle, TensorRef, ToStub
@@ -56,22 +56,24 @@ class RemoteStubs:
         send: SendTo,
         files: Callable[[VersionSource], dict[str, bytes]],
         post: Callable[[Event], None],
+        soon: Soon,
     ) -> None:
-        """``files`` are those of a model that lies in no repository; ``post`` has the core told."""
+        """``files`` are those of a model that lies in no repository; ``post`` has the core told; ``soon`` is of a
+        Turn."""
         self._members = members
         self._fetches = fetches
         self._send_to = send
         self._files = files
         self._post = post
+        self._soon = soon
         self._hosts: dict[str, str] = {}  # by the key of a process that was started there
         self._outboxes: dict[str, _Outbox] = {}
         self._held: dict[str, deque[Send]] = {}  # by the key of a socket, the first is waiting for its bytes
         self.gateway_domains: dict[int, str] = {}  # by the bits of Request.id that say which gateway
 
     def start(self, heard: Heard, done: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+        """What came together the ServiceBus knows."""
         self._heard = heard
-        self.done = done
 
     # --- processes --------------------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class RemoteStubs:
         if outbox is None:
             outbox = self._outboxes[host] = _Outbox()
             if len(self._outboxes) == 1:
-                self._loop.call_soon(self._flush)
+                self._soon(self._flush)
         outbox.messages.append((key, encode(message), len(frames)))
         outbox.frames.extend(frames)
 

@@ -55,6 +55,7 @@ from broker.queue import Frames, ReplySink
 from broker.router import DoesNotRead, Unreachable
 from broker.settings import BrokerSettings
 from broker.stubs import Stubs
+from broker.turn import Soon
 from protocol.codec import decode_from_stub
 from protocol.errors import InternalError, ProtocolError, ServingError
 from protocol.interpreters import Interpreter
@@ -94,8 +95,9 @@ class BrokerServer:
         said: Callable[[ModelSaid], None],
         cache: CacheMemory | None = None,
         dismiss: Callable[[str], None] = lambda host: None,
+        soon: Soon | None = None,
     ) -> None:
-        """``dismiss(host)`` is for stub hosts that leave."""
+        """``dismiss(host)`` is for stub hosts that leave; ``soon`` is the loop's call_soon, or of a Turn."""
         self.core = core
         self._settings = settings
         self._stubs = stubs
@@ -105,6 +107,8 @@ class BrokerServer:
         self._prepare = prepare
         self._repositories = repositories
         self._cache = cache
+        self._soon = soon
+        self._is_due = False  # the end of this turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -131,6 +135,8 @@ class BrokerServer:
     def start(self) -> None:
         """Binds; call it on the running loop. Raises OSError."""
         self._loop = asyncio.get_running_loop()
+        if self._soon is None:
+            self._soon = self._loop.call_soon
         self._stubs.start(self._heard, self._end_turn)
 
     def close(self) -> None:
@@ -193,17 +199,27 @@ class BrokerServer:
 
     def post(self, event: Event) -> None:
         """Have the core told at the end of this turn of the loop."""
-        if not self._inbox:
-            self._loop.call_soon(self._turn)
         self._inbox.append(event)
+        self._turn_soon()
 
     def tell(self, event: Event) -> None:
         """Have the core told now, between what stubs have said before and what they say next."""
         self._news += self.core.handle(event, time.monotonic_ns())
-        if not self._inbox:
-            self._loop.call_soon(self._turn)
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            assert self._soon is not None
+            self._soon(self._turn)
 
     def _turn(self) -> None:
+        if self._is_due:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Ends the turn now, for what has come so far."""
+        self._is_due = False
         now = time.monotonic_ns()
         inbox, self._inbox = self._inbox, []
         for event in inbox:
@@ -278,7 +294,7 @@ class BrokerServer:
     def _on_timer(self) -> None:
         self._timer = None
         self._news += self.core.handle(DeadlinePassed(), time.monotonic_ns())
-        self._turn()
+        self.catch_up()
 
     # --- what goes out --------------------------------------------------------------------------------------------
 

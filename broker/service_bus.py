@@ -19,6 +19,7 @@ from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
 from broker.router import DoesNotRead, Unreachable
 from broker.server import BrokerServer
+from broker.turn import Turn
 from metrics.broker_record import BrokerRecord
 from protocol.codec import decode_from_service, encode
 from protocol.errors import ProtocolError
@@ -61,9 +62,10 @@ class Link(Protocol):
 class ServiceBus:
     """Knows services by their ids. What one says before it has joined, or after it is gone, is not listened to."""
 
-    def __init__(self, link: Link, members: Members, beat_ns: int, record: BrokerRecord) -> None:
+    def __init__(self, link: Link, members: Members, beat_ns: int, record: BrokerRecord, turn: Turn) -> None:
         self._record = record
         self._link = link
+        self._turn = turn
         self._members = members
         self._tick_s = beat_ns / _TICKS_IN_A_BEAT / 1e9
         self._timer: asyncio.TimerHandle | None = None
@@ -111,6 +113,7 @@ class ServiceBus:
 
     def heard(self, service: str, header: bytes, frames: list[memoryview]) -> None:
         now = time.monotonic_ns()
+        self._turn.reads()
         try:
             message = decode_from_service(header)
             member = self._members.heard(service, now)
@@ -133,8 +136,9 @@ class ServiceBus:
             self._follow(self._members.expel(service, "it broke the protocol"))
 
     def done(self) -> None:
-        """What came together is told."""
-        self._stubs.done()
+        """What came together is acted upon together."""
+        self._server.catch_up()
+        self._turn.end()
 
     def hung_up(self, service: str) -> None:
         """Its connection has ended, and what was under way is lost."""

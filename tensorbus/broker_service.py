@@ -21,6 +21,7 @@ from broker.remote_gateways import RemoteGateways
 from broker.remote_stubs import RemoteStubs
 from broker.server import BrokerServer
 from broker.service_bus import ServiceBus
+from broker.turn import Turn
 from metrics.broker_record import BrokerRecord
 from metrics.endpoint import MetricsEndpoint
 from metrics.recorder import Recorder
@@ -82,8 +83,9 @@ class BrokerService:
             settings.cluster_id, secrets.token_hex(8), nonce, repositories, BEAT_NS, SILENCE_NS
         )
         self._link = Listener(settings.bind, settings.trust, self._heard, self._done, self._hung_up, self._arriving)
-        self.bus = ServiceBus(self._link, members, BEAT_NS, record)
-        self._stubs = RemoteStubs(members, self.bus.fetches, self.bus.send, self._files, self._post)
+        turn = Turn()
+        self.bus = ServiceBus(self._link, members, BEAT_NS, record, turn)
+        self._stubs = RemoteStubs(members, self.bus.fetches, self.bus.send, self._files, self._post, turn.soon)
         wanted = settings.response_cache_nbytes
         self._memory = BrokerMemory(wanted, members.domains, self.bus.fetches) if wanted else None
         cache = None if self._memory is None else self._memory.cache
@@ -101,9 +103,12 @@ class BrokerService:
             _said,
             cache and cache.memory,
             self.bus.dismiss,
+            turn.soon,
         )
         self._catalogues = Catalogues(self.server.core.registry, members, self.bus.send)
-        self._gateways = RemoteGateways(self.server, members, self.bus.fetches, self._catalogues, self.bus.send)
+        self._gateways = RemoteGateways(
+            self.server, members, self.bus.fetches, self._catalogues, self.bus.send, turn.soon
+        )
         self._watch = ModelWatch(settings, self.server, self._repositories)
         self._metrics: MetricsEndpoint | None = None
         self._housekeeping: list[asyncio.Task[None]] = []

@@ -59,7 +59,7 @@ class SocketReader:
         self.look_again()
 
     def look_again(self) -> None:
-        if self._again is None and not self._reading and not self._socket.closed:
+        if self._again is None and not self._reading and self._has_message():
             self._again = self._loop.call_soon(self._read)
 
     def read_all(self) -> None:
