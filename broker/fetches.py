@@ -47,8 +47,9 @@ class Fetches:
         self._own = service
         self._read = read
 
-    def begin(self, handles: Sequence[Handle], then: Then) -> None:
-        """``then`` is called once, perhaps at once."""
+    def begin(self, handles: Sequence[Handle], then: Then, fleeting: bool = False) -> None:
+        """``then`` is called once, perhaps at once. What is ``fleeting`` is on lease only until the owner has heard of
+        this: what it hears next may end that."""
         fetch = _Fetch(handles, then)
         owners: dict[str, list[int]] = {}
         for place, handle in enumerate(handles):
@@ -61,7 +62,7 @@ class Fetches:
             fetch.missing[number] = places
             self.total += len(places)
             self._waiting[number] = (owner, fetch)
-            asked.append((number, owner, Fetch(FETCH, number, [handles[place] for place in places])))
+            asked.append((number, owner, Fetch(FETCH, number, [handles[place] for place in places], fleeting)))
         for number, owner, message in asked:
             if not self._send(owner, message):
                 self._end(number, ())

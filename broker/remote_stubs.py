@@ -46,6 +46,16 @@ class _Outbox:
         self.frames: _Buffers = []
 
 
+class _Held:
+    """A message that waits for its bytes, or ``is_whole`` and waits for those before it."""
+
+    __slots__ = ("action", "is_whole")
+
+    def __init__(self, action: Send, is_whole: bool) -> None:
+        self.action = action
+        self.is_whole = is_whole
+
+
 class RemoteStubs:
     """``key`` is of a socket of a stub: that of a process the model has forked has a suffix after a slash."""
 
@@ -68,7 +78,7 @@ class RemoteStubs:
         self._soon = soon
         self._hosts: dict[str, str] = {}  # by the key of a process that was started there
         self._outboxes: dict[str, _Outbox] = {}
-        self._held: dict[str, deque[Send]] = {}  # by the key of a socket, the first is waiting for its bytes
+        self._held: dict[str, deque[_Held]] = {}  # by the key of a socket; the first of each waits for its bytes
         self.gateway_domains: dict[int, str] = {}  # by the bits of Request.id that say which gateway
 
     def start(self, heard: Heard, done: Callable[[], None]) -> None:
@@ -156,26 +166,29 @@ class RemoteStubs:
     # --- what they are told -----------------------------------------------------------------------------------------
 
     def send(self, action: Send) -> None:
-        """Raises Unreachable."""
-        held = self._held.get(action.key)
-        if held is not None:
-            held.append(action)
-            return
-        host = self._hosts.get(_process(action.key))
+        """Raises Unreachable. Bytes are asked for at once, whatever waits before them: a lease may end with this."""
+        key, message, _, shared = action
+        host = self._hosts.get(_process(key))
         if host is None:
             raise Unreachable
-        self._send_on(host, action)
+        member = self._members.get(host)
+        if member is None:
+            return
+        foreign = self._foreign(message, member.domain if shared else None)
+        if not foreign and key not in self._held:
+            self._send_on(host, action)
+            return
+        held = _Held(action, not foreign)
+        self._held.setdefault(key, deque()).append(held)
+        if foreign:
+            fleeting = isinstance(message, Answered) and not message.response.lease
+            self._fetches.begin(foreign, lambda found: self._fetched(held, foreign, found), fleeting)
 
     def _send_on(self, host: str, action: Send) -> None:
         member = self._members.get(host)
         if member is None:
             return
         key, message, frames, shared = action
-        foreign = self._foreign(message, member.domain if shared else None)
-        if foreign:
-            self._held.setdefault(key, deque()).appendleft(action)
-            self._fetches.begin(foreign, lambda found: self._fetched(key, action, foreign, found))
-            return
         if type(message) is Execute:
             message = self._with_inline(message, member.domain if shared else None)
         self._put(host, key, message, frames)
@@ -196,10 +209,8 @@ class RemoteStubs:
         ]
         return message._replace(inline=inline) if inline else message
 
-    def _fetched(self, key: str, action: Send, foreign: list[Handle], found: _Buffers) -> None:
-        held = self._held.get(key)
-        if not held or held[0] is not action:  # the stub is dead
-            return
+    def _fetched(self, held: _Held, foreign: list[Handle], found: _Buffers) -> None:
+        action = held.action
         places = dict(zip(foreign, found, strict=True))
         frames = list(action.frames)
 
@@ -210,13 +221,16 @@ class RemoteStubs:
             frames.append(frame)
             return len(frames) - 1
 
-        held[0] = action._replace(message=replace_handles(action.message, inlined), frames=frames)
-        waiting = self._held.pop(key)
-        host = self._hosts[_process(key)]
-        while waiting and key not in self._held:
-            self._send_on(host, waiting.popleft())
-        if waiting:
-            self._held[key].extend(waiting)
+        held.action = action._replace(message=replace_handles(action.message, inlined), frames=frames)
+        held.is_whole = True
+        waiting = self._held.get(action.key)
+        if waiting is None:  # the stub is dead
+            return
+        host = self._hosts[_process(action.key)]
+        while waiting and waiting[0].is_whole:
+            self._send_on(host, waiting.popleft().action)
+        if not waiting:
+            del self._held[action.key]
 
     def _put(self, host: str, key: str, message: ToStub, frames: Frames) -> None:
         outbox = self._outboxes.get(host)

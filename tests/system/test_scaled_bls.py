@@ -80,12 +80,37 @@ def execute(self, requests):
 """
 )
 
+# The calls are those of a process that it forks, which has no part in the leases of others.
+FORKING_CALLER = (
+    ASK
+    + """
+def in_a_process(self, values):
+    call = self.ask("stream", [pb_utils.Tensor("IN", values), pb_utils.Tensor("SIZE", np.array([1 << 20], np.float32))])
+    seen = []
+    for one in call.exec(decoupled=True):
+        assert not one.has_error(), one.error().message()
+        for tensor in one.output_tensors():
+            seen.append([float(tensor.as_numpy().min()), float(tensor.as_numpy().max())])
+    return seen
+
+def execute(self, requests):
+    import multiprocessing
+    answers = []
+    for request in requests:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            seen = pool.apply(self.in_a_process, (values(request),))
+        answers.append(respond(request, np.array(seen, np.float32).ravel()))
+    return answers
+"""
+)
+
 STREAM = """
 def execute(self, requests):
     for request in requests:
         sender = request.get_response_sender()
+        size = pb_utils.get_input_tensor_by_name(request, "SIZE")
         for value in values(request):
-            sender.send(respond(request, np.full(1000, value, np.float32)))
+            sender.send(respond(request, np.full(1000 if size is None else int(size.as_numpy()[0]), value, np.float32)))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
@@ -103,6 +128,7 @@ def execute(self, requests):
     return [respond(request, values(request) * 2) for request in requests]
 """
 
+SIZE = 'input [{ name: "SIZE" data_type: TYPE_FP32 dims: [ 1 ] optional: true }]\n'
 DECOUPLED = CONFIG % 1 + "model_transaction_policy { decoupled: true }\n"
 
 
@@ -163,7 +189,8 @@ def over_hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     repository.add("caller_passing", PASSING)
     repository.add("caller_stream", STREAM_CALLER)
     repository.add("callee", DOUBLING)
-    repository.add("stream", STREAM, config=DECOUPLED)
+    repository.add("caller_forking", FORKING_CALLER)
+    repository.add("stream", STREAM, config=DECOUPLED + SIZE)
     steps = ("caller_passing", "callee", "caller")
     (repository.path / "ensemble" / "1").mkdir(parents=True)
     names = ["IN", "a", "b", "OUT"]
@@ -184,7 +211,15 @@ def over_hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         stack.stub_host("--model=caller*", place=callers)
         stack.stub_host("--model=callee", "--model=stream", place=callees)
         gateway = stack.gateway()
-        for model in ("caller", "caller_async", "caller_passing", "caller_stream", "ensemble"):
+        for model in (
+            "stream",
+            "caller",
+            "caller_async",
+            "caller_passing",
+            "caller_stream",
+            "caller_forking",
+            "ensemble",
+        ):
             ready(gateway, model)
         yield gateway
         assert not broker_faults(stack)
@@ -211,6 +246,14 @@ def test_many_call_at_once(over_hosts):
 def test_a_model_reads_a_stream_of_another_host(over_hosts):
     answer = over_hosts.post_binary("caller_stream", np.arange(50, dtype=np.float32)).array
     assert np.array_equal(answer, np.repeat(np.arange(50, dtype=np.float32), 1000))
+
+
+def test_a_process_that_a_model_forks_reads_a_stream_of_large_tensors(over_hosts):
+    """The memory of each is free as soon as it has been answered; it may be that of the next one by then."""
+    numbers = np.arange(1, 97, dtype=np.float32)
+    answer = over_hosts.post_binary("caller_forking", numbers)
+    assert answer.status == 200, answer
+    assert np.array_equal(answer.array, np.repeat(numbers, 2))
 
 
 @pytest.mark.parametrize("nbytes", [4, 1 << 20, 16 << 20])
