@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from broker.domains import Domains
-from broker.fetched_memory import FetchedMemory
-from broker.fetches import Fetches
+from broker.remote.domains import Domains
+from broker.remote.fetched_memory import FetchedMemory
+from broker.remote.fetches import Fetches
 from shm.segment import default_directory
 from shm.store import Reader
 from shm.sweep import sweep

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from broker import model_files
-from broker.catalogue import Catalogues
 from broker.core import Core
 from broker.events import Event, ModelSaid, StartServing
 from broker.execution_env import ExecutionEnv
-from broker.members import Members
 from broker.model import VersionSource
-from broker.remote_gateways import RemoteGateways
-from broker.remote_stubs import RemoteStubs
+from broker.remote.catalogue import Catalogues
+from broker.remote.gateways import RemoteGateways
+from broker.remote.members import Members
+from broker.remote.service_bus import ServiceBus
+from broker.remote.stubs import RemoteStubs
 from broker.server import BrokerServer
-from broker.service_bus import ServiceBus
 from broker.turn import Turn
 from metrics.broker_record import BrokerRecord
 from metrics.endpoint import MetricsEndpoint

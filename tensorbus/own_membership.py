@@ -4,7 +4,7 @@
       ^                                                                          |
       +-------- the connection is lost, or nothing was heard for too long -------+
 
-The broker's side of this is broker/members.py. Times are int nanoseconds of any steady clock.
+The broker's side of this is broker/remote/members.py. Times are int nanoseconds of any steady clock.
 """
 
 from __future__ import annotations

@@ -131,6 +131,16 @@ def test_packages_import_only_those_below_them():
     assert not wrong, listed(wrong)
 
 
+def test_the_broker_needs_nothing_of_what_is_elsewhere():
+    """broker/remote/ stands on the rest of the broker, which serves in one process without it."""
+    wrong = [
+        found
+        for found in all_imports()
+        if found.module.startswith("broker.remote") and re.match(r"broker/(?!remote/)", found.file)
+    ]
+    assert not wrong, listed(wrong)
+
+
 def test_shm_and_stub_import_themselves_relatively():
     """In a stub process they are known by another name, and the plain one may be the user's."""
     wrong = []

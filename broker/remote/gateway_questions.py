@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from broker.catalogue import Catalogues, SendTo
 from broker.events import LoadModel, Override, UnloadModel
+from broker.remote.catalogue import Catalogues, SendTo
 from broker.server import BrokerServer
 from broker.statistics import statistics
 from protocol.errors import InvalidArgument, ServingError

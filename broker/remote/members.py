@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple, Union
 
-from broker.domains import Domains
+from broker.remote.domains import Domains
 from protocol import services
 from protocol.services import (
     BEAT,

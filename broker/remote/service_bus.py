@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from broker.catalogue import Catalogues
 from broker.events import HostJoined, HostLeaves, HostLost
-from broker.fetches import Fetches
-from broker.gateway_questions import GatewayQuestions
-from broker.members import HasJoined, IsGone, IsLeaving, Members, Outcome, Tell, WasRefused
 from broker.queue import Frames
-from broker.remote_gateways import RemoteGateways
-from broker.remote_stubs import RemoteStubs
+from broker.remote.catalogue import Catalogues
+from broker.remote.fetches import Fetches
+from broker.remote.gateway_questions import GatewayQuestions
+from broker.remote.gateways import RemoteGateways
+from broker.remote.members import HasJoined, IsGone, IsLeaving, Members, Outcome, Tell, WasRefused
+from broker.remote.stubs import RemoteStubs
 from broker.router import DoesNotRead, Unreachable
 from broker.server import BrokerServer
 from broker.turn import Turn
@@ -54,7 +54,7 @@ class Link(Protocol):
     """A ROUTER that all services dial."""
 
     def send(self, service: str, header: bytes, frames: Sequence[memoryview | bytes] = ()) -> None:
-        """Raises Unreachable and DoesNotRead (router.py)."""
+        """Raises Unreachable and DoesNotRead (broker/router.py)."""
 
     def drop(self, service: str) -> None: ...
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.cache_memory import CacheMemory, Tell
-from broker.domains import Domains
 from broker.events import Keep, Kept, LookedUp, LookUp
-from broker.fetches import Fetches, owner_of
 from broker.queue import Frames, Pending
+from broker.remote.domains import Domains
+from broker.remote.fetches import Fetches, owner_of
 from protocol.messages import Handle, TensorRef
 from shm.sparse import SparseSegment
 from shm.store import Reader

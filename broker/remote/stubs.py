@@ -1,4 +1,4 @@
-"""Stubs on stub hosts: the broker's Stubs (stubs.py) by way of the services that have started them.
+"""Stubs on stub hosts: the broker's Stubs (broker/stubs.py) by way of the services that have started them.
 
 What goes to the stubs of a host in one turn of the event loop leaves as one message. A message that refers to memory
 which the host does not share waits until the bytes are there, and with it what comes after it for the same stub.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from broker.catalogue import SendTo
 from broker.events import Event, Send, Spawn, StubDied, StubSaid, WatchStatus
-from broker.fetches import Fetches, owner_of
-from broker.members import Members
 from broker.model import VersionSource
 from broker.queue import Frames
+from broker.remote.catalogue import SendTo
+from broker.remote.fetches import Fetches, owner_of
+from broker.remote.members import Members
 from broker.router import Unreachable
 from broker.stubs import Heard, replace_handles
 from broker.turn import Soon

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import structlog
 
-from broker.catalogue import Catalogues, SendTo
-from broker.fetches import Fetches, owner_of
-from broker.members import Member, Members
 from broker.queue import Frames, ReplySink
+from broker.remote.catalogue import Catalogues, SendTo
+from broker.remote.fetches import Fetches, owner_of
+from broker.remote.members import Member, Members
+from broker.remote.unanswered import UnansweredRequests
 from broker.server import BrokerServer
 from broker.turn import Soon
-from broker.unanswered import UnansweredRequests
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.messages import Handle, Response
 from protocol.services import (

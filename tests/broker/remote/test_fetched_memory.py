@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.domains import Domains
 from broker.events import Keep, Kept, LookedUp, LookUp
-from broker.fetched_memory import FetchedMemory
-from broker.fetches import Fetches
 from broker.queue import Pending
+from broker.remote.domains import Domains
+from broker.remote.fetched_memory import FetchedMemory
+from broker.remote.fetches import Fetches
 from protocol.messages import Handle, Request, TensorRef
 from protocol.services import Fetch, Fetched
 from shm.segment import HEADER_NBYTES

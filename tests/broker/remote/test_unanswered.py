@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.unanswered import UnansweredRequests, Verdict
+from broker.remote.unanswered import UnansweredRequests, Verdict
 
 PATIENCE = 100
 

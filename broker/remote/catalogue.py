@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from broker.members import Member, Members
 from broker.model import ModelVersion, VersionState
 from broker.queue import Frames
 from broker.registry import Registry
+from broker.remote.members import Member, Members
 from protocol.errors import ServingError
 from protocol.services import CATALOGUE, STUB_HOST, Catalogue, Row, ToService
 

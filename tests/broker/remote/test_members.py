@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.members import HasJoined, IsGone, IsLeaving, Members, Tell, WasRefused
+from broker.remote.members import HasJoined, IsGone, IsLeaving, Members, Tell, WasRefused
 from protocol.messages import Handle
 from protocol.services import (
     GATEWAY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.fetches import Fetches, owner_of
+from broker.remote.fetches import Fetches, owner_of
 from protocol.messages import Handle
 from protocol.services import Fetched
 
