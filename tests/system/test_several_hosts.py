@@ -144,7 +144,7 @@ def test_a_cut_link_under_load_hangs_nobody_and_nothing_is_executed_twice(hosts,
     client = hosts.client("load", hosts.gateway.http, str(outcomes))
     stub_host, other_stub_host = hosts.of_stubs
     for cuts in ([stub_host], [hosts.of_broker], [hosts.of_gateway, other_stub_host]):
-        eventually(lambda: len(hosts.executed()) > 20)
+        eventually(lambda: len(hosts.executed()) > 20, 60, "the client is at work")
         before = len(hosts.executed())
         eventually(lambda before=before: len(hosts.executed()) > before + 50, 20)
         for host in cuts:
