@@ -48,6 +48,8 @@ from protocol.services import (
     Withdrawn,
     first_request,
 )
+from shm.segment import default_directory
+from shm.store import Reader
 from tests.system.conftest import Repository, eventually
 from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 
@@ -55,11 +57,12 @@ NOWHERE = Handle("", 0, 0)
 
 
 class Peer:
-    """It has joined as ``role``, unless told otherwise."""
+    """It has joined as ``role``, unless told otherwise; with ``shares`` as one of this host's memory."""
 
-    def __init__(self, address: str, role: str, joins: bool = True) -> None:
+    def __init__(self, address: str, role: str, joins: bool = True, shares: bool = False) -> None:
         self.service = secrets.token_hex(4)
         self.role = role
+        self.shares = shares
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, self.service.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -70,8 +73,10 @@ class Peer:
     def join(self) -> None:
         nonce = secrets.token_bytes(32)
         self.say(Join(JOIN, VERSION, "tensorbus", self.role, self.service, "hostile", NOWHERE, nonce, ["none"]))
-        self.hear(Welcome)
-        self.say(Proved(PROVED, {}))
+        probes = self.hear(Welcome).probes if self.shares else {}
+        reader = Reader(default_directory())
+        self.say(Proved(PROVED, {service: bytes(reader.view(*probe)) for service, probe in probes.items()}))
+        reader.close()
 
     def say(self, message: Any, frames: Sequence[bytes] = ()) -> None:
         self._socket.send_multipart([message if isinstance(message, bytes) else encode(message), *frames])
@@ -271,6 +276,34 @@ def test_a_host_cannot_hold_what_another_runs(stack, peer, what):
     one = peer(STUB_HOST)
     one.say(Holds(HOLDS, [held(each) for each in keys[what]]))
     is_refused_once(stack, one)
+
+
+def test_a_gateway_that_reads_twice_what_it_has_of_another_broker_kills_no_stub(repository, tmp_path):
+    repository.add("identity")
+    with scaled_stack(repository, tmp_path) as stack:
+        broker, host = stack.broker(), stack.stub_host()
+        gateway = ready(stack.gateway(), "identity")
+        (stub,) = host.stubs("identity")
+        one = Peer(stack.address, GATEWAY, shares=True)
+        one.say(NewRequests(NEW_REQUESTS, [(request(one), 1)]), [b"1234"])
+        ((response, key, _),) = one.hear(Answers).responses
+        assert response.lease
+        broker.kill()
+        broker = stack.broker()
+        one.join()
+        one.say(Unanswered(UNANSWERED, [], [], [(key, response.lease), (key, 77)]))
+        ready(gateway, "identity")
+        one.say(Read(READ, [(key, response.lease)] * 3 + [(key, number) for number in range(60, 80)]))
+        one.say(Ask(ASK, 1, "ready"))
+        one.hear(Said)
+        for number in range(20):
+            assert gateway.post("identity", [number]).data == [number]
+        assert host.stubs("identity") == [stub]
+        assert len(broker.lines("a gateway has read what it has not got", one.service)) == 1
+        assert "tensorbus_broker_ignored_reads_total 21" in eventually(
+            lambda: [line for line in broker.exposition() if "ignored_reads_total 2" in line]
+        )
+        one.close()
 
 
 def test_joining_without_end_takes_no_memory(stack, peer):
