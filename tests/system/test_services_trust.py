@@ -64,7 +64,7 @@ def test_with_keys_all_join_and_say_that_they_are_ready(stack: ScaledStack) -> N
 
 def test_without_a_broker_services_are_live_and_not_ready(stack: ScaledStack) -> None:
     broker = stack.broker()
-    services = stack.stub_host(), stack.gateway()
+    services = stack.stub_host(), ready(stack.gateway(), "identity")
     broker.process.send_signal(signal.SIGTERM)
     broker.process.wait(30)
     for service in services:
