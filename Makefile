@@ -5,8 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 # The parts of the tests: folders of their own, those of whole servers by the initials of their files, and the rest.
-FOLDERS := conformance stub broker gateway
-INITIALS := s e-h q-r c-d o-p i-n t-z a-b
+FOLDERS := broker conformance stub gateway
+INITIALS := s i-n e-h o-p q-r c-d a-b t-z
 PARTS := $(INITIALS:%=test-system-%) $(FOLDERS:%=test-%) test-rest
 
 .PHONY: install run test $(PARTS) check random-events bench system-compose system-kubernetes
