@@ -45,6 +45,7 @@ from broker.events import (
     StubDied,
     StubSaid,
     Submitted,
+    TellDone,
     TellReady,
     UnloadModel,
 )
@@ -174,7 +175,9 @@ class Core:
         """Somebody has had it loaded by an earlier broker."""
         if not self._settings.explicit_control:
             return []
-        return self._asked.load(LoadModel(self.registry.name_of(model), override, lambda error: None), now)
+        actions = self._asked.load(LoadModel(self.registry.name_of(model), override, lambda error: None), now)
+        refused = [str(one.error) for one in actions if isinstance(one, TellDone) and one.error is not None]
+        return actions + [Say("error", "a model is gone", {"model": model, "cause": cause}) for cause in refused]
 
     def _event_table(self) -> dict[type, Callable[[Any, int], list[Action]]]:
         return {
@@ -397,8 +400,8 @@ class Core:
 
     @property
     def is_adopting(self) -> bool:
-        """Whether stubs that an earlier broker has started may still be taken over."""
-        return bool(self._adoption)
+        """Whether stubs that an earlier broker has started are about to be taken over."""
+        return self.hosts.awaits_models
 
     @property
     def inherited(self) -> InheritedLeases:

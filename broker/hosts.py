@@ -74,6 +74,12 @@ class Hosts:
             lost = "the files that it was loaded with are lost with the broker that had them: load it again"
             return [Say("error", "a model is gone", {"model": model, "cause": lost})]
 
+    @property
+    def awaits_models(self) -> bool:
+        """Whether models are being read again whose stubs are to be taken over then."""
+        models = self._adoption.models() if self._adoption else ()
+        return any(self._is_loading(model) and not self._registry.knows(model) for model in models)
+
     def fill(self, version: ModelVersion, now: int) -> list[Action]:
         """Has a version that serves get, on each of its hosts, what it lacks of the instances of its configuration."""
         return self._fill(version, self._table.running(version.config.name), now)

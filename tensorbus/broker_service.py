@@ -143,7 +143,7 @@ class BrokerService:
         await self._repositories.open()
         await self._watch.look()
         await self._repositories.begin_load(self.server, self._settings.models_at_start)
-        self.server.post(StartServing())
+        self.server.tell(StartServing())  # a host that joins at once may have models to load again
         self._link.start()
         if self._settings.allow_metrics:
             self._metrics = start_metrics(self._settings, self.recorder, lambda done: done(not self._is_stopping))

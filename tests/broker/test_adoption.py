@@ -290,3 +290,8 @@ def test_a_model_of_which_the_files_are_lost_is_said_to_be_gone():
     assert polled(bench) == []
     assert [action.event for action in bench.said if isinstance(action, Say)] == ["a model is gone"]
     assert bench.killed == ["7.2"]
+
+
+def test_nobody_waits_for_stubs_of_files_that_have_changed(bench):
+    bench.join(held(stamp="other files"))
+    assert bench.core.loading and not bench.core.is_adopting

@@ -65,7 +65,7 @@ def test_a_model_that_somebody_has_loaded_outlives_the_broker_with_what_is_insid
     broker = stack.broker("--model-control-mode=explicit")
     host = stack.stub_host()
     gateway = stack.gateway()
-    assert load(gateway, "sleepy") == (200, "")
+    eventually(lambda: load(gateway, "sleepy") == (200, ""))  # once the gateway knows of the broker's models
     repository.add("configured")
     other = json.dumps({**CONFIG_JSON, "max_batch_size": 3})
     assert load(gateway, "configured", config=other) == (200, "")
@@ -110,7 +110,7 @@ def test_models_of_one_name_are_told_apart_by_their_repositories(repository, sta
     host = stack.stub_host("--model=part")
     gateway = stack.gateway()
     for number in (1, 2):
-        assert load(gateway, f"gives{number}") == (200, "")
+        eventually(lambda number=number: load(gateway, f"gives{number}") == (200, ""))
 
     def right() -> bool:
         answer = gateway.post("part", [0.0])
