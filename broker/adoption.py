@@ -156,6 +156,7 @@ class Adoption:
         """What is known of it is enough to answer it."""
         pending = Pending(Request(id, version.name, version.version, []), (), sink(id), 1, now)
         pending.holder = instance.index
+        pending.taken_over = True
         self._answering.living[id] = (version, pending)
         return pending
 

@@ -48,6 +48,7 @@ class Pending:
         "responded_ns",
         "responses",
         "sink",
+        "taken_over",
         "unwanted",
         "whole",
         "window",
@@ -66,6 +67,7 @@ class Pending:
         self.frames = frames
         self.sink = sink  # None if it has a caller, or is a step
         self.caller = caller
+        self.taken_over = False  # from another broker, which alone knew its inputs
         self.whole: Pending | None = None  # the request to an ensemble that it is a step of
         self.window = 0  # responses that it may be ahead of Credit, as a step; 0: any number
         self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch

@@ -65,7 +65,8 @@ class Recovery:
             for pending, ended_ns in batch.ended:
                 self._answering.count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
             for pending in batch.unanswered():
-                if event.lost or batch.id == inside or (pending.requeued and not culprit_known):
+                again = not pending.taken_over and (culprit_known or not pending.requeued)
+                if event.lost or batch.id == inside or not again:
                     actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
                 else:
                     spared.append(pending)

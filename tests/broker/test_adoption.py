@@ -6,6 +6,8 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.config_json import to_json
 from broker.events import HostJoined, HostLost, LoadModels, Override, Polled, Say, Spawn, StartServing
@@ -15,6 +17,7 @@ from protocol.codec import encode
 from protocol.messages import NEW_FAMILY, NEW_METRIC, READY, Executed, NewFamily, NewMetric, Ready, Response
 from protocol.services import Given, HeldMetric, HeldStub
 from tests.broker.conftest import Bench, Sink
+from tests.random_events import examples
 
 OLD_NONCE = b"o" * 32
 
@@ -295,3 +298,29 @@ def test_a_model_of_which_the_files_are_lost_is_said_to_be_gone():
 def test_nobody_waits_for_stubs_of_files_that_have_changed(bench):
     bench.join(held(stamp="other files"))
     assert bench.core.loading and not bench.core.is_adopting
+
+
+@settings(max_examples=examples(40), deadline=None, database=None)
+@given(st.permutations(["model is read", "7.2", "7.2", "8.0", "8.0", "8.0 dies"]))
+def test_each_request_inside_is_answered_once_whenever_its_model_is_read(events):
+    bench = Adopting(explicit_control=True)
+    bench.tell(StartServing())
+    batches = {"7.2": [(3, 11), (4, 12)], "8.0": [(5, 13), (6, 14)]}
+    stubs = [
+        held(key, f"m_{place}", batches=[(batch, [request]) for batch, request in batches[key]])
+        for place, key in enumerate(("7.2", "8.0"))
+    ]
+    bench.join(*stubs)
+    (poll,) = [action for action in bench.said if type(action).__name__ == "Poll"]
+    for event in events:
+        if event == "model is read":
+            bench.tell(Polled(poll.number, "m", [bench.source(count=2)]))
+            bench.turn()
+        elif event == "8.0 dies":
+            bench.die("8.0", inside=batches["8.0"][0][0] if batches["8.0"] else 0)
+            batches["8.0"] = []
+        elif batches[event]:
+            batch, request = batches[event].pop(0)
+            bench.says(event, Executed(batch, 1, 1, 1, False, [Response(request, [])]))
+    assert {id: len(sink.responses) for id, sink in bench.old.items()} == dict.fromkeys((11, 12, 13, 14), 1)
+    assert not bench.core.is_living(11) and "7.2" not in bench.killed
