@@ -28,6 +28,7 @@ from broker.roster import Roster
 from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
 from protocol.messages import Executed, Request, Response, Results
+from protocol.services import FORGOTTEN_NS
 
 _NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
@@ -56,7 +57,7 @@ class Answering:
         ids = count(-1 - first_number, -1)
         self.calls = Calls(registry, ids)
         self.ensembles = Ensembles(registry, ids, self, max_unread, first_number)
-        self.inherited = InheritedLeases(lambda key: roster.serving(key) is not None, self._is_used, _READERS_JOIN_NS)
+        self.inherited = InheritedLeases(lambda key: roster.serving(key) is not None, self._is_used, FORGOTTEN_NS)
         cache.number_from(first_number)
         self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
@@ -277,16 +278,24 @@ class Answering:
         version.recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
 
     def fail(
-        self, version: ModelVersion, pending: Pending, error: ServingError, now: int, reason: str = ""
+        self,
+        version: ModelVersion,
+        pending: Pending,
+        error: ServingError,
+        now: int,
+        reason: str = "",
+        retained: bool = False,
     ) -> list[Action]:
-        """A request ends that no instance has answered. ``reason`` is for the metric, where the error does not say."""
+        """A request ends that no instance has answered. ``reason`` is for the metric, where the error does not say;
+        with ``retained`` somebody may still look at its inputs, until ``released``."""
         del self.living[pending.request.id]
         pending.answered = True
         if version.sequences is not None and pending.holder:
             version.sequences.done(pending, now)
         reason = reason or _REASONS.get(error.kind, BACKEND)
         version.recorder.failed(reason, now - pending.arrived_ns)
-        actions = self.answer(version, pending, refusal(pending.request.id, error), "", (), now)
+        response = refusal(pending.request.id, error)._replace(retained=retained)
+        actions = self.answer(version, pending, response, "", (), now)
         return actions if reason == CANCELED else [*actions, failure(version, pending, str(error))]
 
     def outputs_read(self, origin: str, lease: int, now: int) -> list[Action]:
@@ -348,9 +357,6 @@ def _count_response(version: ModelVersion, pending: Pending, response: Response,
 
 
 _AT_ONCE = 16  # answers to a batch
-# A reader that is alive dials each second; what one reads that takes longer is lost, as it is with a gateway that has
-# been away from its broker for as long.
-_READERS_JOIN_NS = 15 * 10**9
 
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
 _REASONS = {int(ErrorKind.CANCELLED): CANCELED}

@@ -364,7 +364,8 @@ class Core:
     def _deadline_passed(self, event: DeadlinePassed, now: int) -> list[Action]:
         actions = self._answering.ensembles.deadline_passed(now) + self._requests.deadline_passed(now)
         actions += self._limits.deadline_passed(now)
-        return actions + self._recovery.restart_due(now) + self.readiness.give_up(now)
+        actions += self._recovery.restart_due(now) + self._recovery.let_go(now)
+        return actions + self.readiness.give_up(now)
 
     # --- is it ready? ---------------------------------------------------------------------------------------------
 

@@ -1,11 +1,15 @@
 """What becomes of an instance whose process has died, and of the requests that it held.
 
-The request inside execute has failed, and so have those that were open: executed, with responses still to come. The
+The request inside execute has failed, and so have those that were open: executed, with responses still to come. Those
+of a process that was lost with its host may still be executed there: nobody may write to their inputs for a while. The
 others it held were not being executed: they go back to the head of the queue. If nothing was inside, that happens once;
 a second such death on their way fails them too, or a request that kills its reader would come back for ever.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from itertools import islice
 
 from broker.answering import Answering
 from broker.events import Action, Say, Spawn, StubDied
@@ -17,6 +21,7 @@ from broker.roster import Roster
 from broker.sequences import Sequences
 from broker.settings import BrokerSettings
 from protocol.errors import InternalError
+from protocol.services import FORGOTTEN_NS
 
 
 class Recovery:
@@ -25,16 +30,20 @@ class Recovery:
         self._roster = roster
         self._answering = answering
         self._backing_off: dict[Instance, ModelVersion] = {}
+        self._looked_at: deque[tuple[int, Pending]] = deque()  # answered; until when somebody may look at their inputs
 
     def died(self, version: ModelVersion, instance: Instance, event: StubDied, now: int) -> list[Action]:
         """The process of an instance of a READY (or stopping) version."""
         actions: list[Action] = []
         for pending in instance.retained.values():
-            actions += self._answering.released(pending, now)
+            if event.lost:
+                self._look_at(pending, now)
+            else:
+                actions += self._answering.released(pending, now)
         instance.retained.clear()
         instance.released = []
         for pending, _, _ in instance.open.values():
-            actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
+            actions += self._fail(version, instance, pending, event, now)
         instance.open.clear()
         actions += self._give_up_batches(version, instance, event, now)
         expected = instance.state is InstanceState.FINISHING
@@ -67,7 +76,7 @@ class Recovery:
             for pending in batch.unanswered():
                 again = not pending.taken_over and (culprit_known or not pending.requeued)
                 if event.lost or batch.id == inside or not again:
-                    actions += self._answering.fail(version, pending, event.error(instance.spec.name), now)
+                    actions += self._fail(version, instance, pending, event, now)
                 else:
                     spared.append(pending)
         for pending in spared:
@@ -77,6 +86,24 @@ class Recovery:
         if version.sequences is not None:
             return actions + self._end_sequences(version, version.sequences, instance, spared, now)
         version.queue.push_front(spared)
+        return actions
+
+    def _fail(
+        self, version: ModelVersion, instance: Instance, pending: Pending, event: StubDied, now: int
+    ) -> list[Action]:
+        if event.lost:
+            self._look_at(pending, now)
+        error = event.error(instance.spec.name)
+        return self._answering.fail(version, pending, error, now, retained=event.lost)
+
+    def _look_at(self, pending: Pending, now: int) -> None:
+        self._looked_at.append((now + FORGOTTEN_NS, pending))
+
+    def let_go(self, now: int) -> list[Action]:
+        """Of inputs that nobody looks at any more."""
+        actions: list[Action] = []
+        while self._looked_at and self._looked_at[0][0] <= now:
+            actions += self._answering.released(self._looked_at.popleft()[1], now)
         return actions
 
     def _end_sequences(
@@ -118,4 +145,5 @@ class Recovery:
         return start_process(self._roster, version, instance)
 
     def next_deadline(self) -> int | None:
-        return min((instance.retry_at for instance in self._backing_off), default=None)
+        retries = (instance.retry_at for instance in self._backing_off)
+        return min((*retries, *(until for until, _ in islice(self._looked_at, 1))), default=None)

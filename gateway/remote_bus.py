@@ -29,6 +29,7 @@ from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.services import (
     ASK,
     FETCHED,
+    FORGOTTEN_NS,
     NEW_REQUESTS,
     READ,
     UNANSWERED,
@@ -56,19 +57,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 READ_DELAY_S = 0.01  # that outputs have been read waits so long for a request with which it can be told
+LOST_S = FORGOTTEN_NS / 1e9  # for so long a stub may still look at the inputs of a request that is given up
 _NO_BROKER = "the broker cannot be reached"
 
 
 class _Open:
     """A request without a final response. One that is not ``sent`` no stub has had."""
 
-    __slots__ = ("cancelled", "frames", "request", "sent", "sink")
+    __slots__ = ("by_handle", "cancelled", "frames", "request", "sent", "sink")
 
     def __init__(self, request: Request, frames: Frames, sink: ReplySink) -> None:
         self.request = request
         self.frames = frames
         self.sink = sink
-        self.sent = False
+        self.sent = self.by_handle = False
         self.cancelled = False
 
 
@@ -252,6 +254,7 @@ class RemoteBus:
                 record.bytes_by_shm += sum(
                     [ref.place.nbytes for ref in request.inputs if isinstance(ref.place, Handle)]
                 )
+                one.by_handle = True
                 requests.append((request, 0))
                 continue
             own = list(own)
@@ -294,9 +297,7 @@ class RemoteBus:
             self._count(response.outputs, own)
             _respond(one, response, origin, own)
         for id in message.released:
-            sink = self._retained.pop(id, None)
-            if sink is not None:
-                sink.on_inputs_released()
+            self._let_go(id)
         self.record.pending = len(self._open)
 
     def _count(self, outputs: list[TensorRef], frames: Frames) -> None:
@@ -323,14 +324,22 @@ class RemoteBus:
         for id in sorted(ids & self._open.keys()):
             one = self._open[id]
             model = one.request.model
-            self._end(
-                one, Unavailable(f"a request for model '{model}' was lost, and may have been executed: {_NO_BROKER}")
-            )
+            error = Unavailable(f"a request for model '{model}' was lost, and may have been executed: {_NO_BROKER}")
+            if one.by_handle:  # or may be yet: no stub is to see there what another request has brought
+                self._retained[id] = one.sink
+                self._loop.call_later(LOST_S, self._let_go, id)
+            self._end(one, error, retained=one.by_handle)
 
-    def _end(self, one: _Open, error: ServingError) -> None:
+    def _end(self, one: _Open, error: ServingError, retained: bool = False) -> None:
         del self._open[one.request.id]
-        _respond(one, Response(one.request.id, [], error=(int(error.kind), str(error))), "", ())
+        response = Response(one.request.id, [], error=(int(error.kind), str(error)), retained=retained)
+        _respond(one, response, "", ())
         self.record.pending = len(self._open)
+
+    def _let_go(self, id: int) -> None:
+        sink = self._retained.pop(id, None)
+        if sink is not None:
+            sink.on_inputs_released()
 
     def _fetch(self, message: Fetch) -> None:
         try:

@@ -29,6 +29,10 @@ from protocol.statistics import ModelStatistics
 
 VERSION = 1  # of these messages; a peer that says another one is refused
 
+# A service that is lost may only have been held up, and go on where it was: what it may look at in memory that others
+# own is kept for it so long. One that was held up for longer forgets what it had been told, and joins anew.
+FORGOTTEN_NS = 60 * 10**9
+
 GATEWAY, STUB_HOST = "gateway", "stub"  # Join.role
 
 # Of Request.id: a gateway numbers its requests from (the low bits of its id) << COUNTER_BITS.

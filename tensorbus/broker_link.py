@@ -121,6 +121,8 @@ class BrokerLink:
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
+        if self.membership.is_forgotten(now):
+            self._forget()
         due = self.membership.due(now)
         if due is Due.JOIN:
             self.say(self._owner.join())
@@ -158,6 +160,10 @@ class BrokerLink:
             self._service = service
             self._begin_anew()
 
+    def _forget(self) -> None:
+        log.warning("held up for so long that the broker has forgotten this service")
+        self._begin_anew()
+
     def _begin_anew(self) -> None:
         self._let_go()
         self._dialer.redial(self._service)
@@ -166,7 +172,11 @@ class BrokerLink:
         self.membership.heard(time.monotonic_ns())
 
     def _heard(self, header: bytes, frames: list[memoryview]) -> None:
-        self.membership.heard(time.monotonic_ns())
+        now = time.monotonic_ns()
+        if self.membership.is_forgotten(now):
+            self._forget()
+            return
+        self.membership.heard(now)
         try:
             message = decode_to_service(header)
             if isinstance(message, Welcome):

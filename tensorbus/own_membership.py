@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 
 from protocol.errors import ProtocolError
-from protocol.services import Welcome
+from protocol.services import FORGOTTEN_NS, Welcome
 
 JOIN_EVERY_NS = 500_000_000
 BEAT_NS, SILENCE_NS = 500_000_000, 2_000_000_000  # until the broker has said what it wants
@@ -59,6 +59,10 @@ class OwnMembership:
 
     def said(self, now: int) -> None:
         self._said_at = now
+
+    def is_forgotten(self, now: int) -> bool:
+        """Whether nobody has asked what is due for so long that the broker keeps nothing for us any more."""
+        return self.is_member and now - self._asked_at >= FORGOTTEN_NS
 
     def silent_ns(self, now: int) -> int:
         """For how long nothing has been heard."""

@@ -27,6 +27,7 @@ from protocol.services import (
     ANSWERS,
     COUNTER_BITS,
     FATE,
+    FORGOTTEN_NS,
     Answers,
     Fate,
     NewRequests,
@@ -44,7 +45,7 @@ log = structlog.get_logger()
 # has died with the broker, requests wait so long for nothing, and of the ten seconds that gateways wait for a broker
 # (--broker-wait-secs) most must be left for that to start.
 _PATIENCE_NS = 4_000_000_000
-_LEFT_S = 15.0
+_LEFT_S = FORGOTTEN_NS / 1e9  # it may only have been held up
 _EARLY_S = 15.0  # after the start no gateway is still to come that a former broker has known
 _MOST_FAULTY = 1000
 

@@ -151,6 +151,20 @@ def test_what_a_lost_host_held_fails_once_and_is_not_executed_again(stack):
     assert answered[0].error == (int(ErrorKind.UNAVAILABLE), lost)
 
 
+def test_nobody_writes_to_the_inputs_that_a_lost_host_may_still_look_at(stack):
+    """It was stopped, perhaps, and goes on."""
+    bench = stack.bench
+    request = bench.submit()
+    bench.turn()
+    stack.lose("a")
+    sink = bench.sinks[request]
+    assert sink.responses[0].retained and sink.inputs_released == 0
+    bench.sleep(59)
+    assert sink.inputs_released == 0
+    bench.sleep(2)
+    assert sink.inputs_released == 1
+
+
 def test_without_any_host_requests_are_refused_and_the_model_is_not_ready(stack):
     stack.lose("a")
     request = stack.bench.submit()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway import remote_bus
 from gateway.calls import InferCall, InputTensor, Reply
 from protocol.errors import Cancelled as RequestCancelled
 from protocol.errors import InvalidArgument, NotFound, ProtocolError, ServingError, Unavailable
@@ -40,8 +41,9 @@ Test = Callable[[], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(params=[REMOTE, REMOTE_FRAMES])
-def bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeBus]:
+def bus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBus]:
     """A gateway and a broker; each test is for both ways that tensors go."""
+    monkeypatch.setattr(remote_bus, "LOST_S", 0.0)
     bus = FakeBus(str(tmp_path), request.param)
     add_models(bus)
     yield bus
@@ -364,6 +366,22 @@ def test_what_is_unanswered_for_too_long_fails_once(calls: Calls, bus: FakeBus) 
 
     run(test)
     assert len(calls.replies) == 2
+
+
+def test_nobody_writes_to_the_inputs_of_what_a_stub_may_yet_execute(calls: Calls, bus: FakeBus, monkeypatch) -> None:
+    monkeypatch.setattr(remote_bus, "LOST_S", 0.1)
+    bus.hold = True
+
+    async def test() -> None:
+        calls.infer()
+        await bus.wait_for(1)
+        calls.loopback.cut()
+        calls.remote.give_up()
+        await calls.answered(1)
+        assert bool(memory_in_use(bus.gateway_store)) == calls.broker.shares
+        await until(lambda: not memory_in_use(bus.gateway_store))
+
+    run(test)
 
 
 def test_what_came_after_the_loss_outlives_what_was_given_up(calls: Calls, bus: FakeBus) -> None:

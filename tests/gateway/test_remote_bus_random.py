@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.bus import Frames
-from gateway.remote_bus import READ_DELAY_S, RemoteBus
+from gateway.remote_bus import LOST_S, READ_DELAY_S, RemoteBus
 from protocol.errors import Unavailable
 from protocol.messages import Handle, Request, Response, TensorRef
 from protocol.services import (
@@ -46,6 +47,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[], None]] = []
+        self.kept: list[Callable[[], None]] = []  # until the inputs of what was given up are let go of
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
@@ -53,6 +55,8 @@ class Loop:
     def call_later(self, delay: float, callback: Callable[..., None], *args: int) -> Timer:
         if delay <= READ_DELAY_S:
             self.callbacks.append(callback)
+        elif delay == LOST_S:
+            self.kept.append(partial(callback, *args))
         return Timer()
 
     def turn(self) -> None:
@@ -111,6 +115,7 @@ class Machine(RuleBasedStateMachine):
         self.bus.heard(Answers(ANSWERS, [], self.retained), ())
         while self.asks:
             self.say(False)
+        self.loop.callbacks += self.loop.kept
         while self.loop.callbacks:
             self.loop.turn()
         assert all(sink.finals == 1 for sink in self.sinks.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import ProtocolError
-from protocol.services import WELCOME, Welcome
+from protocol.services import FORGOTTEN_NS, WELCOME, Welcome
 from tensorbus.own_membership import JOIN_EVERY_NS, Due, OwnMembership
 
 MS = 1_000_000
@@ -33,6 +33,17 @@ def due_until(found: OwnMembership, start: int, end: int) -> list[tuple[int, Due
             dues.append((now, due))
             found.said(now * MS)
     return dues
+
+
+def test_it_is_forgotten_if_it_was_held_up_for_very_long() -> None:
+    found = member()
+    found.due(10 * MS)
+    assert not found.is_forgotten(10 * MS + FORGOTTEN_NS - 1)
+    assert found.is_forgotten(10 * MS + FORGOTTEN_NS)
+    found.heard(10 * MS + FORGOTTEN_NS)  # what others say says nothing of us
+    assert found.is_forgotten(10 * MS + FORGOTTEN_NS)
+    found.disconnected()
+    assert not found.is_forgotten(10 * MS + FORGOTTEN_NS)
 
 
 def test_it_joins_again_and_again_while_there_is_a_connection_and_no_welcome() -> None:
