@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker.answering import Answering
 from broker.events import Action, Kill, Override, StubDied, StubSaid
 from broker.instance import Dispatched, Instance, InstanceState, Open, Timing
-from broker.model import ModelVersion
+from broker.model import ModelVersion, files_of
 from broker.model_config import InstanceSpec
 from broker.model_files import PREFIX
 from broker.queue import Pending, ReplySink
@@ -106,7 +106,7 @@ class Adoption:
         if files is None:
             raise FilesAreLost
         paths = {f"{PREFIX}{path}": content for path, content in files.items()}
-        return Override(given.config, paths, {one.version: one.stamp for one in stubs if one.given == given})
+        return Override(given.config, paths, {one.version: files_of(one.stamp) for one in stubs if one.given == given})
 
     def drop(self, model: str) -> list[Action]:
         """No instance of it will take one over any more."""
@@ -184,7 +184,7 @@ def _ready(stub: HeldStub) -> Ready | None:
 
 def _runs(stub: HeldStub, version: ModelVersion) -> bool:
     source = version.source
-    return (stub.version, stub.stamp, stub.given) == (version.version, source.files, source.given)
+    return (stub.version, stub.stamp, stub.given) == (version.version, source.stamp, source.given)
 
 
 def _is_plain(version: ModelVersion) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from broker.instance import Instance
 from broker.model import ModelVersion, VersionSource
-from broker.model_config import InstanceSpec, ModelConfig, Scheduler, from_message
+from broker.model_config import InstanceSpec, ModelConfig, Scheduler, from_message, without_instances
 from broker.proto import Message
 
 
@@ -25,20 +25,12 @@ def is_enough(version: ModelVersion, source: VersionSource) -> bool:
 
 def _alike(new: Message, *olds: Message) -> bool:
     """Like one of them: as it was read, or as it was completed; a client may have got that from us."""
-    return any(_without_instances(new) == _without_instances(old) for old in olds)
-
-
-def _without_instances(message: Message) -> Message:
-    rest = type(message)()
-    rest.CopyFrom(message)
-    rest.ClearField("instance_group")
-    rest.ClearField("version_policy")
-    return rest
+    return any(without_instances(new) == without_instances(old) for old in olds)
 
 
 def with_instances(served: ModelConfig, wanted: ModelConfig) -> ModelConfig:
     """``served`` with the instances of ``wanted``, which is normalised."""
-    message = _without_instances(served.message)
+    message = without_instances(served.message)
     message.instance_group.extend(wanted.message.instance_group)
     message.version_policy.CopyFrom(wanted.message.version_policy)
     return from_message(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,7 +10,7 @@ from enum import Enum
 from broker.batcher import REASONS, Batching, batching, queue
 from broker.ensemble import Plan
 from broker.instance import Instance, InstanceState, unserved
-from broker.model_config import ModelConfig, Scheduler
+from broker.model_config import ModelConfig, Scheduler, without_instances
 from broker.policy_queue import PolicyQueue
 from broker.queue import RequestQueue
 from broker.response_order import ResponseOrder
@@ -24,6 +25,11 @@ from protocol.messages import Request
 from protocol.services import Environment, Given
 from protocol.signature import Signature
 from protocol.validation import Checker
+
+
+def files_of(stamp: str) -> str:
+    """VersionSource.files of VersionSource.stamp."""
+    return stamp.rpartition(" ")[0]
 
 
 class VersionState(Enum):
@@ -55,6 +61,12 @@ class VersionSource:
     files: str = ""  # the same of those that its processes may have read
     private_directory: str = ""  # was made for this load and goes with it
     given_config: str | None = None  # JSON that a request has given in place of its config.pbtxt
+
+    @property
+    def stamp(self) -> str:
+        """Another one if an instance of it would be another: its files, or its configuration as it was read."""
+        config = without_instances(self.config.message).SerializeToString(deterministic=True)
+        return f"{self.files} {hashlib.blake2b(config, digest_size=16).hexdigest()}"
 
     @property
     def given(self) -> Given | None:

@@ -105,6 +105,15 @@ def parse_text(text: bytes, path: str) -> Message:
         raise InternalError(f"failed to read text proto from {path}") from error
 
 
+def without_instances(message: Message) -> Message:
+    """What an instance may know of its configuration."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
+
+
 def from_message(message: Message) -> ModelConfig:
     return ModelConfig(
         message=message,

@@ -332,7 +332,7 @@ class Start(NamedTuple):
     model: str
     version: int
     instance: str
-    stamp: str  # VersionSource.files: another one if any file has changed that the stub may read
+    stamp: str  # VersionSource.stamp: another one if the stub would be another
     directory: str  # of the model
     environment: Optional[Environment] = None  # None: the host's own Python
     files: Dict[str, bytes] = {}  # by path in ``directory``; {} if it lies in a repository

@@ -97,7 +97,7 @@ class RemoteStubs:
             source.model,
             source.version,
             order.instance,
-            source.files,
+            source.stamp,
             source.directory,
             order.environment,
             self._files(source),

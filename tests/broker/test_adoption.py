@@ -77,6 +77,7 @@ class Adopting(Bench):
 def held(key="7.2", instance="m_0", stamp="files-1", batches=(), open=(), ready=True, **config) -> HeldStub:
     """A stub with the complete configuration that the old broker gave it: inputs and outputs are X."""
     message = ModelConfigMessage(name="m", backend="python", **config)
+    stamp = VersionSource("m", 1, "/repo/m", from_message(message), files=stamp).stamp
     for io in (message.input.add(), message.output.add()):
         io.name, io.data_type, io.dims[:] = "X", 11, [4]
     said = encode(Ready(READY, OLD_NONCE, "segment")) if ready else b""
@@ -154,10 +155,11 @@ def test_what_is_missing_is_started_beside_the_stubs_that_live(make_bench):
         held()._replace(ready=b"\xc1"),
         held()._replace(version=2),
         held()._replace(given=Given("{}", files=False)),
+        held(max_batch_size=2),
     ],
     ids=[
         *("changed", "no such instance", "not ready", "configuring", "no key", "no model", "no message", "no version"),
-        "given by a request",
+        *("given by a request", "another configuration"),
     ],
 )
 def test_a_stub_that_nobody_wants_is_killed(bench, stub):
