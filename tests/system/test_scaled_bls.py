@@ -139,10 +139,12 @@ def stack(repository: Repository, tmp_path: Path) -> Iterator[ScaledStack]:
 
 
 def test_calls_under_way_when_the_broker_dies_are_not_taken_for_those_of_the_next(repository, stack, flag):
+    """And one to a host that dies fails at once."""
     repository.add("caller", CALLER, 2)
     repository.add("callee", WAITING.format(entered=flag("entered"), go=flag("go")), 2)
     broker = stack.broker()
-    stack.stub_host()
+    stack.stub_host("--model=caller")
+    called = stack.stub_host("--model=callee")
     gateway = ready(ready(stack.gateway(), "caller"), "callee")
     caught = Background(1, lambda: gateway.post("caller", [-5]), 1)
     eventually(flag("entered").exists)
@@ -157,6 +159,12 @@ def test_calls_under_way_when_the_broker_dies_are_not_taken_for_those_of_the_nex
     for number in range(20):
         assert gateway.post("caller", [number]).data == [2 * number + 1]
     assert not broker_faults(stack)
+    flag("entered").unlink(), flag("go").unlink()
+    caught = Background(1, lambda: gateway.post("caller", [-5]), 1)
+    eventually(flag("entered").exists)
+    called.kill()
+    (answer,) = caught.stop()
+    assert (answer.status, "the stub host of instance 'callee_0_" in answer.error) == (503, True), answer
 
 
 def broker_faults(stack: ScaledStack) -> list[str]:
