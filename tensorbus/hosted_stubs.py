@@ -19,7 +19,7 @@ from metrics.stub_host_record import StubHostRecord
 from protocol.errors import InternalError, ProtocolError, ServingError, Unavailable
 from protocol.interpreters import Interpreter
 from protocol.messages import Load
-from protocol.services import Error, HeldStub, Start, Stop
+from protocol.services import Error, HeldStub, Start
 from stub.launcher import Launcher
 from tensorbus.environments import Environments
 from tensorbus.logs import log_printed
@@ -140,20 +140,21 @@ class HostedStubs:
 
     # --- end ------------------------------------------------------------------------------------------------------
 
-    def stop(self, stop: Stop) -> None:
-        stub = self._stubs.get(stop.key)
+    def kill(self, key: str) -> None:
+        self._end(key, self._launcher.kill)
+
+    def abort(self, key: str) -> None:
+        self._end(key, self._launcher.abort)
+
+    def _end(self, key: str, end: Callable[[str], None]) -> None:
+        stub = self._stubs.get(key)
         if stub is None:
             return  # it is dead, and that is on its way
-        if not stub.starting.done():
-            stub.starting.cancel()
-            self._is_dead(stop.key, _KILLED, None)
-        elif stop.abort:
-            self._launcher.abort(stop.key)
+        if stub.starting.done():
+            end(key)
         else:
-            self._launcher.kill(stop.key)
-
-    def kill(self, key: str) -> None:
-        self._launcher.kill(key)
+            stub.starting.cancel()
+            self._is_dead(key, _KILLED, None)
 
     def _on_exit(self, key: str, status: int) -> None:
         self._record.deaths += 1

@@ -147,7 +147,7 @@ class Relay:
     @property
     def is_loading(self) -> bool:
         """Whether a stub has still to come up."""
-        return self._ledger.is_loading
+        return bool(self._ledger.loading())
 
     def add(self, stub: HeldStub) -> None:
         """It is about to be started."""
@@ -164,7 +164,9 @@ class Relay:
         self.tell(Died(DIED, key, status, inside, error), ends=key)
 
     def finish_all(self) -> None:
-        """For an end without a broker."""
+        """For an end without a broker. Those that do not serve yet have nothing to finish."""
+        for key in self._ledger.loading():
+            self._kill(key)
         for address in list(self._router.peers):
             if address == key_of(address):
                 self._give(address, encode(Finish(FINISH)), ())

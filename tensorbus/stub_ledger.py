@@ -215,10 +215,9 @@ class StubLedger:
                     held.requests[request] = _OPEN
         return finals
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether a stub has still to say that it serves."""
-        return any(not one.ready for one in self._held.values())
+    def loading(self) -> list[str]:
+        """The keys of stubs that have still to say that they serve."""
+        return [key for key, one in self._held.items() if not one.ready]
 
     # --- for a broker that is joined anew -------------------------------------------------------------------------
 

@@ -212,7 +212,8 @@ class StubHost:
         self._relay.add(HeldStub(key, model, version, instance, stamp, "", b"", [], [], given=start.given))
 
     def _on_stop(self, stop: Stop, frames: list[memoryview]) -> None:
-        self._stubs.stop(stop)
+        end = self._stubs.abort if stop.abort else self._stubs.kill
+        end(stop.key)
 
     def _on_death(self, key: str, status: int, error: Error) -> None:
         self._relay.died(key, status, error)

@@ -36,7 +36,8 @@ async def engine_over(bus: FakeBus) -> AsyncIterator[GrpcEngine]:
         yield engine
     finally:
         await engine.drain(0)
-        await asyncio.sleep(0)  # what is released in one turn is told at its end
+        for _ in range(4):  # what is released is told at the end of the next turn
+            await asyncio.sleep(0)
         bus.gateway_store.check()
         assert not bus.leases, "outputs were not released"
 

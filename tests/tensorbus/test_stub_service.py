@@ -522,6 +522,15 @@ def test_without_a_broker_its_stubs_finalize_and_it_goes(host: Host, broker: Bar
     assert "finalized" in host.log and not segments(broker.host)
 
 
+def test_without_a_broker_a_stub_that_was_given_no_model_does_not_keep_it(host: Host, broker: BareStubBroker) -> None:
+    write_model(host.models)
+    hello = broker.start("k1")
+    broker.router.close()
+    eventually(lambda: "is lost" in host.log)
+    assert host.stop() == 0
+    assert not psutil.pid_exists(hello.pid)
+
+
 def test_killed_it_leaves_nothing(host: Host, broker: BareStubBroker) -> None:
     write_model(host.models)
     hello = broker.start("k1")
