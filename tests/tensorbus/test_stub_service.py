@@ -340,6 +340,7 @@ def test_another_broker_is_told_what_is_held_and_then_what_was_said(
     eventually((host.models / "m" / "1" / "go.in").exists)
     port = broker.port
     broker.router.close()
+    eventually(lambda: "the connection to the broker is lost" in host.log)  # what is said before goes with it
     (host.models / "m" / "1" / "go").touch()
     (host.models / "open" / "1" / "go").touch()
     another = brokers(port=port, name="two")
@@ -381,6 +382,7 @@ def test_of_a_stub_that_dies_meanwhile_another_broker_is_told(
     broker.execute("k1", request)
     eventually((host.models / "m" / "1" / "go.in").exists)
     broker.router.close()
+    eventually(lambda: "the connection to the broker is lost" in host.log)
     os.kill(hello.pid, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(hello.pid))
     another = brokers(port=broker.port, name="two")
