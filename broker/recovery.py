@@ -52,7 +52,7 @@ class Recovery:
             return actions
         if instance in version.leaving:
             instance.on(InstanceEvent.FINISH)
-            return actions
+            return actions + self.fail_hopeless(version, now)  # what it held may have been its last hope
         instance.back_off(now, self._settings)
         version.recorder.restarts += 1
         self._backing_off[instance] = version

@@ -131,6 +131,22 @@ def test_a_host_that_leaves_ends_what_it_holds_and_is_dismissed(stack):
     assert not stack.on("a")
 
 
+def test_what_an_instance_that_leaves_had_not_begun_fails_if_it_dies_and_was_the_last(stack):
+    bench = stack.bench
+    first = bench.submit()
+    bench.turn()
+    (going,) = stack.on("a")
+    bench.answer(going)
+    inside, behind = bench.submit(), bench.submit()
+    bench.turn()
+    assert bench.held(going) == [inside, behind]
+    stack.leave("a")
+    bench.die(going, inside=next(batch.id for batch in bench.batches(going) if batch.requests[0].id == inside))
+    assert bench.response(first).error is None
+    assert "not healthy" in bench.response(inside).error[1]
+    assert bench.response(behind).error == (int(ErrorKind.UNAVAILABLE), "no stub host runs model 'm' now")
+
+
 def test_what_a_lost_host_held_fails_once_and_is_not_executed_again(stack):
     bench = stack.bench
     held = [bench.submit() for _ in range(2)]
