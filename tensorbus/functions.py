@@ -164,6 +164,7 @@ class Functions:
         self._functions: list[BoundFunction] = []
         self._threads: dict[str, threading.Thread] = {}
         self._channels: dict[str, Channel] = {}
+        self._is_closed = False
 
     def bind(self, function: BoundFunction) -> VersionSource:
         self._functions.append(function)
@@ -174,6 +175,8 @@ class Functions:
         function = next((one for one in self._functions if one.source is source), None)
         if function is None:
             self._launcher.spawn(key, title, interpreter)
+            return
+        if self._is_closed:
             return
         thread = threading.Thread(target=self._live, args=[key, function], name=f"tensorbus {title}", daemon=True)
         self._threads[key] = thread
@@ -188,7 +191,9 @@ class Functions:
             self._hang_up(key)
 
     def close(self) -> None:
-        """Waits for those that have been told to finish, though not for ever: none is while one does not return."""
+        """Waits for those that have been told to finish, though not for ever: none is while one does not return. No
+        other one starts, and nobody hears of their ends."""
+        self._is_closed = True
         until_s = time.monotonic() + _JOIN_S
         for key, thread in list(self._threads.items()):
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -209,7 +214,7 @@ class Functions:
             log.exception("a bound function has ended", model=function.name)
         finally:
             self._hang_up(key)
-            if self._threads.pop(key, None) is not None:
+            if self._threads.pop(key, None) is not None and not self._is_closed:
                 self._on_exit(key, 0)
 
 
@@ -234,14 +239,14 @@ def _serve(channel: Channel, load: Load, function: BoundFunction) -> None:
             channel.send(Log(LOG, level, file, line, text))
 
     segments = Segments(load)
-    outputs = Outputs(segments.placer)
-    bus = Bus(channel, threading.get_ident())
-    model = UserModel(function, function.name, load.args)
-    name, clock_ns = load.args["model_instance_name"], time.monotonic_ns
-    session = Session(model, name, outputs, bus, EventLoop(), say, clock_ns, load.max_unread)
-    loop = Loop(bus, OpenCalls(bus), session, outputs, segments.reader, segments.status)
-    channel.send(segments.ready())
     try:
+        outputs = Outputs(segments.placer)
+        bus = Bus(channel, threading.get_ident())
+        model = UserModel(function, function.name, load.args)
+        name, clock_ns = load.args["model_instance_name"], time.monotonic_ns
+        session = Session(model, name, outputs, bus, EventLoop(), say, clock_ns, load.max_unread)
+        loop = Loop(bus, OpenCalls(bus), session, outputs, segments.reader, segments.status)
+        channel.send(segments.ready())
         loop.run()
         channel.send(Goodbye(GOODBYE, session.finalize()))
     finally:
