@@ -2,10 +2,10 @@
 
 python -m benchmarks.scaled_stack [serve] [gateways] [hosts] [curve] [--repeats N] [--seconds S]
 
-All run on this host, and those that are compared take turns. Ratios of CPU per request are of all processes, and of
-the least of the turns, since what else runs on the machine only adds; those of throughput are medians. A second gateway
-gives more throughput only where there are cores for it; a second stub host does on any machine, if the model sleeps.
-"curve" needs root.
+All run on this host, and those that are compared take turns. Ratios are medians over the turns, and those of CPU per
+request are of all processes, with that of the least of all turns in brackets; times are those of the least. A second
+gateway gives more throughput only where there are cores for it; a second stub host does on any machine, if the model
+sleeps. "curve" needs root.
 """
 
 from __future__ import annotations
@@ -145,10 +145,11 @@ def compare(what: str, ours: Callable[[], Cost], theirs: Callable[[], Cost], rep
     pairs = [(ours(), theirs()) for _ in range(repeats)]
     least, other = (min(column, key=lambda cost: cost.cpu_us) for column in zip(*pairs, strict=True))
     speed = statistics.median(one.throughput / two.throughput for one, two in pairs)
-    print(f"{what}: CPU per request {least.cpu_us / other.cpu_us:.2f}x, throughput {speed:.2f}x")
-    for cost in (least, other):
-        told = ", ".join(f"{kind} {us:.0f}" for kind, us in cost.by_kind.items())
-        print(f"    {cost.cpu_us:.0f} us of CPU per request: {told}", flush=True)
+    cost = statistics.median(one.cpu_us / two.cpu_us for one, two in pairs)
+    print(f"{what}: CPU per request {cost:.2f}x ({least.cpu_us / other.cpu_us:.2f}x), throughput {speed:.2f}x")
+    for one in (least, other):
+        told = ", ".join(f"{kind} {us:.0f}" for kind, us in one.by_kind.items())
+        print(f"    {one.cpu_us:.0f} us of CPU per request: {told}", flush=True)
 
 
 def against_serve(repository: Path, repeats: int, seconds: float) -> None:
