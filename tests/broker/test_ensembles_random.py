@@ -190,7 +190,8 @@ class EnsemblesMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(300):
             ended = all(sink.responses and sink.responses[-1].final for sink in self.sinks.values())
-            if ended and not (self.holding() or self.open or self.retained):
+            calls = self.bench.core.in_flight()  # of models, which may wait for an instance
+            if ended and not (self.holding() or self.open or self.retained or calls):
                 break
             self.sleep(40)
             self.bench.turn()

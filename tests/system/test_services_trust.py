@@ -58,8 +58,8 @@ def test_with_keys_all_join_and_say_that_they_are_ready(stack: ScaledStack) -> N
     host, gateway = stack.stub_host(), ready(stack.gateway(), "identity")
     assert gateway.post("identity", [1]).data == [1]
     assert "encrypted=True" in broker.text() and "encrypted=True" in gateway.text()
-    for service in (broker, gateway, host):
-        assert (health(service, "live"), health(service, "ready")) == (200, 200)
+    for service in (broker, gateway, host):  # the host once it has been told what to start
+        eventually(lambda service=service: (health(service, "live"), health(service, "ready")) == (200, 200))
 
 
 def test_without_a_broker_services_are_live_and_not_ready(stack: ScaledStack) -> None:
