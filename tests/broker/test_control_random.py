@@ -190,7 +190,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.nothing_is_left()
 
     def settle(self) -> None:
-        for _ in range(60):
+        for _ in range(60 + 4 * len(self.asked)):  # a load takes two rounds, and may have to wait for all others
             while self.bench.polls:
                 self.found_one()
             for key in self.coming():
