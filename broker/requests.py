@@ -182,13 +182,15 @@ class Requests:
     def dispatch(self, now: int) -> list[Action]:
         """No request goes to an instance too late, though the time that it has be shorter than the turn."""
         actions = self._expire(now)
-        if self._answering.ensembles.has_news:
-            actions += self._queue_steps(now)
-        actions += self._dispatcher.dispatch(now)
-        if self.waiting_calls:
+        actions += self._give_work(now)
+        while self.waiting_calls:
             actions += self._fail_stuck(now)
-            if self._answering.ensembles.has_news:
-                actions += self._queue_steps(now)
+            actions += self._give_work(now)
+        return actions
+
+    def _give_work(self, now: int) -> list[Action]:
+        actions = self._queue_steps(now) if self._answering.ensembles.has_news else []
+        actions += self._dispatcher.dispatch(now)
         return actions
 
     def _queue_steps(self, now: int) -> list[Action]:
@@ -222,6 +224,8 @@ class Requests:
                 f"Model {version.name} - Error when running inference: the call would wait for itself, since {why}"
             )
             actions += self._withdraw(version, pending, cause, now)
+            if self._answering.ensembles.has_news:  # its end has made room: those that come now may be stuck, too
+                actions += self._queue_steps(now)
         self.waiting_calls.clear()
         return actions
 

@@ -8,8 +8,10 @@ from broker.events import Answer, AskedReady, ClientGone, LoadModels, OutputsRea
 from broker.model import VersionSource
 from protocol.errors import ErrorKind
 from protocol.messages import (
+    CALL,
     RESULTS,
     Answered,
+    Call,
     Cancel,
     Execute,
     Executed,
@@ -269,3 +271,20 @@ def test_a_call_of_an_ensemble_is_answered_like_any_other(bench):
     assert (answered.origin, answered.response.outputs[0].name) == ("ensembles", "Y")
     bench.results(bench.b, read=[("ensembles", answered.response.lease)])
     assert released(bench, bench.b) == [3]
+
+
+def test_a_call_that_fails_makes_room_for_the_next_which_is_looked_at_in_the_same_turn(make_bench):
+    """ "e" runs one step at a time, which calls of its own model never get to; "f" is "e"."""
+    alone = source("e", [("a", {"X": "X"}, {"X": "Y"})], output="Y", ensemble_scheduling={"max_inflight_requests": 1})
+    bench = load(make_bench(), source("a"), alone, source("f", [("e", {"X": "X"}, {"Y": "Y"})], output="Y"))
+    bench.submit("a")
+    bench.turn()
+    batch = bench.inside(bench.a)
+    tensor = TensorRef("X", "FP32", (4,), Handle("stub", 128, 16))
+    for number, model in enumerate(("e", "f", "f"), 1):
+        message = Call(CALL, number, Request(0, model, -1, [tensor]), batch, True, False)
+        bench.tell(StubSaid(bench.a, message, ()))
+    bench.turn()
+    answers = bench.sent(bench.a, Answered)
+    assert sorted(one.call for one in answers) == [1, 2, 3]
+    assert all("would wait for itself" in one.response.error[1] for one in answers)
