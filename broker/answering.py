@@ -267,7 +267,7 @@ class Answering:
     def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
         """A request that its model has answered; an error among its responses makes it a failure."""
         if pending.whole is not None:
-            self.ensembles.time(pending, timing)
+            self.ensembles.time(pending.whole, timing)
         total_ns = now - pending.arrived_ns
         if pending.error is not None:
             version.recorder.failed(_REASONS.get(pending.error[0], BACKEND), total_ns)

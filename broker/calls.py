@@ -6,7 +6,7 @@ for models, where the name of the model called comes first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from broker.events import Action, InputsReleased, Send
 from broker.model import ModelVersion
@@ -14,7 +14,7 @@ from broker.queue import Caller, Frames, Pending
 from broker.registry import Registry
 from protocol.errors import InternalError, NotFound, ServingError, Unavailable
 from protocol.messages import ANSWERED, RETURNED, Answered, Call, Request, Response, Returned, TensorRef
-from protocol.validation import client_shape
+from protocol.validation import CheckedInput, client_shape
 
 Lease = tuple[str, int]  # the key of the stub that holds the outputs, and its number for them
 
@@ -64,7 +64,7 @@ class Calls:
 
     def _request(self, version: ModelVersion, message: Call, caller: Caller, frames: Frames, now: int) -> Pending:
         request = message.request
-        shapes = model_shapes(version, request, frames)
+        shapes = model_shapes(version, request.request_id, request.inputs, request.outputs, frames)
         inputs = [
             tensor if tensor.shape == shape else tensor._replace(shape=shape)
             for tensor, shape in zip(request.inputs, shapes, strict=True)
@@ -145,14 +145,16 @@ def not_ready(model: str) -> InternalError:
     return InternalError(f"Failed for execute the inference request. Model '{model}' is not ready.")
 
 
-def model_shapes(version: ModelVersion, request: Request, frames: Frames) -> list[tuple[int, ...]]:
+def model_shapes(
+    version: ModelVersion, request_id: str, inputs: Sequence[TensorRef], outputs: Sequence[str], frames: Frames
+) -> list[tuple[int, ...]]:
     """The shapes of the inputs as the model gets them. Raises InvalidArgument if they are none for it."""
-    inputs = [
+    checked: list[CheckedInput] = []
+    for name, datatype, shape, place, _ in inputs:
         # Of a tensor in shared memory all that is known here is its length.
-        (name, datatype, list(shape), frames[place] if isinstance(place, int) else range(place.nbytes), None)
-        for name, datatype, shape, place, _ in request.inputs
-    ]
-    return version.checker.check(request.request_id, inputs, request.outputs)
+        data = frames[place] if isinstance(place, int) else range(place.nbytes)
+        checked.append((name, datatype, list(shape), data, None))
+    return version.checker.check(request_id, checked, outputs)
 
 
 def inputs_released(pending: Pending) -> Action:

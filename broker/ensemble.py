@@ -114,10 +114,10 @@ class Memory:
 
     __slots__ = ("lease", "origin", "uses")
 
-    def __init__(self, origin: str, lease: int) -> None:
+    def __init__(self, origin: str, lease: int, uses: int = 0) -> None:
         self.origin = origin
         self.lease = lease
-        self.uses = 0
+        self.uses = uses
 
 
 class SequenceMark(NamedTuple):
@@ -168,6 +168,22 @@ class Run:
 
     ``ended`` are the memories that nobody looks at any more; the owner of the run takes them from there."""
 
+    __slots__ = (
+        "_iterations",
+        "_kept",
+        "_last",
+        "_readers",
+        "_steps",
+        "_waiting",
+        "ended",
+        "id",
+        "over",
+        "plan",
+        "route",
+        "running",
+        "slots",
+    )
+
     def __init__(self, plan: Plan, outputs: Sequence[str], slots: StepSlots | None = None, id: int = 0) -> None:
         """``outputs`` are the requested ones; none is all. ``slots`` are the ensemble's, ``id`` is for the owner."""
         self.plan = plan
@@ -187,19 +203,20 @@ class Run:
 
     def begin(self, inputs: Mapping[str, Value | None]) -> Progress:
         """All inputs of the ensemble; None is an optional one that the request does not have."""
-        return self._go_on({(name, 0): value for name, value in inputs.items()})
+        return self._go_on(inputs, 0)
 
     def responded(self, number: int, outputs: Mapping[str, Value], final: bool) -> Progress:
         """A step's response, by the model's names. Of a decoupled model a final one without outputs tells only that."""
         started = self.running[number]
-        step = self.plan.steps[started.step]
+        step = self._steps[started.step]
         if final:
             self.finished(number)
-        fresh: dict[tuple[str, int], Value | None] = {}
-        if outputs or not (final and step.part.decoupled):
-            iteration = self._iteration_of(step) if step.part.decoupled else started.iteration
-            fresh = {(tensor, iteration): outputs.get(name) for name, tensor in step.outputs}
-        return self._go_on(fresh)
+        iteration = started.iteration
+        if step.part.decoupled:
+            if final and not outputs:
+                return self._go_on({}, iteration)
+            iteration = self._iteration_of(step)
+        return self._go_on({tensor: outputs.get(name) for name, tensor in step.outputs}, iteration)
 
     def _iteration_of(self, step: Step) -> int:
         tensor = step.outputs[0][1]
@@ -245,16 +262,26 @@ class Run:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _go_on(self, fresh: Mapping[tuple[str, int], Value | None]) -> Progress:
-        for place, value in fresh.items():
-            self._keep(place, value)
-        ready: dict[tuple[int, int], None] = {}  # an ordered set
-        for tensor, iteration in fresh:
-            for step in self._readers.get(tensor, ()):
-                inputs = self._steps[step].inputs
-                if len(inputs) == 1 or all((name, iteration) in self._kept for _, name in inputs):
-                    ready[step, iteration] = None
-        started = [self._start(step, iteration) for step, iteration in ready]
+    def _go_on(self, fresh: Mapping[str, Value | None], iteration: int) -> Progress:
+        """``fresh`` are tensors of this iteration that have just come about."""
+        kept, steps = self._kept, self._steps
+        for tensor, value in fresh.items():
+            left = self.route.uses[tensor]
+            if not left:
+                continue
+            if value is not None:
+                if left > 1:
+                    value = value._replace(tensor=value.tensor._replace(shared=True))
+                if value.memory is not None:
+                    value.memory.uses += 1
+            kept[tensor, iteration] = _Kept(value, left)
+        ready: dict[int, None] = {}  # an ordered set
+        for tensor in fresh:
+            for index in self._readers.get(tensor, ()):
+                inputs = steps[index].inputs
+                if len(inputs) == 1 or all((name, iteration) in kept for _, name in inputs):
+                    ready[index] = None
+        started = [self._start(index, iteration) for index in ready]
         if self.slots.limit:
             for one in started:
                 self._waiting.setdefault(one.step, deque()).append(one)
@@ -262,25 +289,19 @@ class Run:
         else:
             for one in started:
                 self.running[one.number] = one
-        responses = self._complete(fresh) if self.route.decoupled else []
         over = not (self.running or self._waiting)
-        if over and not self.route.decoupled:
-            responses = [self._response(0)]
-        return Progress(started, responses, over)
-
-    def _keep(self, place: tuple[str, int], value: Value | None) -> None:
-        """``place``: the tensor, and of which iteration."""
-        left = self.route.uses[place[0]]
-        if left:
-            if value is not None and left > 1:
-                value = value._replace(tensor=value.tensor._replace(shared=True))
-            self._kept[place] = _Kept(value, left)
-            self._use(value)
+        if self.route.decoupled:
+            return Progress(started, self._complete(fresh, iteration), over)
+        return Progress(started, [self._response(0)] if over else [], over)
 
     def _start(self, index: int, iteration: int) -> Started:
-        given = [(name, self._read(tensor, iteration)) for name, tensor in self._steps[index].inputs]
+        given: list[tuple[str, Value]] = []
+        for name, tensor in self._steps[index].inputs:
+            value = self._read(tensor, iteration)
+            if value is not None:
+                given.append((name, value))
         self._last += 1
-        return Started(self._last, index, iteration, [(name, value) for name, value in given if value is not None])
+        return Started(self._last, index, iteration, given)
 
     def _read(self, tensor: str, iteration: int) -> Value | None:
         """The reader has a use of its memory from now on."""
@@ -288,8 +309,8 @@ class Run:
         kept.left -= 1
         if kept.left == 0:
             del self._kept[tensor, iteration]  # its use is the reader's
-        else:
-            self._use(kept.value)
+        elif kept.value is not None and kept.value.memory is not None:
+            kept.value.memory.uses += 1
         return kept.value
 
     def _under_the_limit(self, step: int) -> list[Started]:
@@ -308,10 +329,11 @@ class Run:
 
     # --- responses ------------------------------------------------------------------------------------------------
 
-    def _complete(self, fresh: Iterable[tuple[str, int]]) -> list[dict[str, Value]]:
-        """Of a decoupled ensemble: the iterations that have all their outputs now."""
-        touched = dict.fromkeys(iteration for tensor, iteration in fresh if tensor in self.route.outputs)
-        return [self._response(one) for one in touched if all((name, one) in self._kept for name in self.route.outputs)]
+    def _complete(self, fresh: Iterable[str], iteration: int) -> list[dict[str, Value]]:
+        """Of a decoupled ensemble: the outputs of an iteration, if the last of them has come."""
+        outputs = self.route.outputs
+        came = any(name in outputs for name in fresh)
+        return [self._response(iteration)] if came and all((name, iteration) in self._kept for name in outputs) else []
 
     def _response(self, iteration: int) -> dict[str, Value]:
         """Raises InvalidArgument if an output never came to be; one that its step did not give is left out."""
@@ -324,11 +346,6 @@ class Run:
         return {name: value for name, value in values.items() if value is not None}
 
     # --- memory ---------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _use(value: Value | None) -> None:
-        if value is not None and value.memory is not None:
-            value.memory.uses += 1
 
     def _drop(self, value: Value | None) -> None:
         if value is not None and value.memory is not None:

@@ -32,12 +32,9 @@ class EnsembleLeases:
         self._responses: dict[int, tuple[Flow, list[Memory], int]] = {}  # unread ones and their bytes, by lease
         self._last_lease = first_lease
 
-    def lend(self, origin: str, lease: int) -> Memory | None:
-        """For the outputs of a step's response. 0 is no lease: it has no outputs in shared memory."""
-        if not lease:
-            return None
-        memory = self._lent[origin, lease] = Memory(origin, lease)
-        memory.uses = 1  # of who brings it
+    def lend(self, origin: str, lease: int) -> Memory:
+        """For the outputs of a step's response; with a use, of who brings it."""
+        memory = self._lent[origin, lease] = Memory(origin, lease, 1)
         return memory
 
     def new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef]) -> int:

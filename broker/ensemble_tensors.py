@@ -7,7 +7,7 @@ from broker.ensemble import Memory, SequenceMark, Value
 from broker.flow import Flow
 from broker.model import ModelVersion
 from broker.queue import Frames
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, Request, Response, TensorRef
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, Response, TensorRef
 from protocol.signature import TensorSpec
 
 
@@ -24,7 +24,10 @@ def outputs_of(version: ModelVersion, response: Response, memory: Memory | None,
     tensors = response.outputs
     if version.checker.reshaped:
         tensors = [as_clients_see(version, tensor) for tensor in tensors]
-    return {tensor.name: _value(tensor, frames, memory, mark) for tensor in tensors}
+    values: dict[str, Value] = {}
+    for tensor in tensors:
+        values[tensor.name] = _value(tensor, frames, memory, mark)
+    return values
 
 
 def _value(tensor: TensorRef, frames: Frames, memory: Memory | None, mark: SequenceMark | None = None) -> Value:
@@ -52,11 +55,6 @@ def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[
     if batching and surplus == 0:
         return (1, *shape)
     return shape[1:] if not batching and surplus == 1 and shape[0] == 1 else shape
-
-
-def last_mark(request: Request, marks: list[SequenceMark]) -> tuple[int | str, int]:
-    """The last one counts."""
-    return marks[-1] if marks else (request.correlation_id, request.flags)
 
 
 def _mark_of(parameters: Parameters) -> SequenceMark | None:

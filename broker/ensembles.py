@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from broker.calls import model_shapes
-from broker.ensemble import Progress, Run, Started, Value
+from broker.ensemble import Memory, Progress, Run, Started, Value
 from broker.ensemble_leases import ORIGIN, EnsembleLeases, LeaseOwner
-from broker.ensemble_tensors import inputs_of, last_mark, outputs_of, parameters_of, placed
+from broker.ensemble_tensors import inputs_of, outputs_of, parameters_of, placed
 from broker.events import Action, Say, Send
 from broker.flow import Flow
 from broker.instance import Timing
@@ -22,7 +22,7 @@ from broker.queue import Frames, Pending
 from broker.registry import Registry
 from broker.step_slots import StepSlots
 from protocol.errors import Cancelled, InvalidArgument, ServingError, error_of
-from protocol.messages import CREDIT, Credit, Request, Response
+from protocol.messages import CREDIT, Credit, Request, Response, TensorRef
 
 _WINDOW = 64  # responses that a stream may be ahead of what is known to have been read
 
@@ -49,7 +49,7 @@ class Ensembles:
         self._owner = owner
         self._flows: dict[int, Flow] = {}  # by request id
         self._steps: dict[int, tuple[Flow, Started]] = {}  # by request id
-        self._timings: dict[int, Timing] = {}  # summed over the steps, by request id until it is counted
+        self._timings: dict[int, list[int]] = {}  # summed over the steps, by request id until it is counted
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
         self._leases = EnsembleLeases(owner, first_lease)
@@ -65,7 +65,7 @@ class Ensembles:
             version.step_slots = StepSlots(plan.max_inflight)
         run = Run(plan, pending.request.outputs, version.step_slots, pending.request.id)
         flow = self._flows[pending.request.id] = Flow(version, pending, run)
-        self._timings[pending.request.id] = Timing(now, 0, 0, 0)
+        self._timings[pending.request.id] = [now, 0, 0, 0]
         version.flows += 1
         try:
             flow.members = [self._registry.find(step.model, step.version) for step in plan.steps]
@@ -81,30 +81,32 @@ class Ensembles:
     ) -> list[Action]:
         """``pending`` is a step."""
         flow, started = self._steps[pending.request.id]
-        memory = self._leases.lend(origin, response.lease)
+        run = flow.run
+        memory = self._leases.lend(origin, response.lease) if response.lease else None
         actions: list[Action] = []
         if response.final:
-            flow.steps.pop(started.number, None)
+            del flow.steps[started.number]
             flow.ahead.pop(started.number, None)
         elif pending.window:
             flow.ahead[started.number] = (origin, flow.ahead.get(started.number, ("", 0))[1] + 1)
-        if not flow.run.over:
-            if response.error is not None:
+        if not run.over and response.error is None:
+            outputs = outputs_of(version, response, memory, frames)
+            actions += self._go_on(flow, started, outputs, response.final, now)
+        else:
+            if not run.over and response.error is not None:
                 actions += self._fail(flow, flow.wrapped(error_of(*response.error)), now)
-            else:
-                outputs = outputs_of(version, response, memory, frames)
-                actions += self._go_on(flow, started, outputs, response.final, now)
-        if response.final:
-            flow.run.finished(started.number)
-            if flow.run.slots.limit:
-                actions += self._let_others_go(flow, now)
+            if response.final:
+                run.finished(started.number)
+        if response.final and run.slots.limit:
+            actions += self._let_others_go(flow, now)
         if flow.ahead:
             actions += self._give_credit(flow)
         if response.final and not response.retained:
-            actions += self.let_go(pending, now)
+            del self._steps[pending.request.id]
+            run.let_go(started)
         if memory is not None:
-            flow.run.drop(memory)
-        return actions + self._leases.end(flow, now) if flow.run.ended else actions
+            run.drop(memory)
+        return actions + self._leases.end(flow, now) if run.ended else actions
 
     def let_go(self, pending: Pending, now: int) -> list[Action]:
         """The model of a step does not look at its inputs any more."""
@@ -122,20 +124,18 @@ class Ensembles:
         flow = self._flows[request]
         return [step.request.id for step in flow.steps.values()]
 
-    def time(self, pending: Pending, timing: Timing) -> None:
-        """Of a step that was executed."""
-        assert pending.whole is not None
-        id = pending.whole.request.id
-        if id in self._timings:
-            sent_ns, input_ns, infer_ns, output_ns = self._timings[id]
-            _, more_input_ns, more_infer_ns, more_output_ns = timing
-            self._timings[id] = Timing(
-                sent_ns, input_ns + more_input_ns, infer_ns + more_infer_ns, output_ns + more_output_ns
-            )
+    def time(self, whole: Pending, timing: Timing) -> None:
+        """Of a step that was executed for this request."""
+        spent = self._timings.get(whole.request.id)
+        if spent is not None:
+            _, input_ns, infer_ns, output_ns = timing
+            spent[1] += input_ns
+            spent[2] += infer_ns
+            spent[3] += output_ns
 
     def take_timing(self, pending: Pending) -> Timing:
         """Of a request that is to be counted: what all its steps together have taken."""
-        return self._timings.pop(pending.request.id)
+        return Timing(*self._timings.pop(pending.request.id))
 
     @property
     def has_news(self) -> bool:
@@ -181,14 +181,15 @@ class Ensembles:
         return self._carry_out(flow, progress, now)
 
     def _carry_out(self, flow: Flow, progress: Progress, now: int) -> list[Action]:
+        started, responses, over = progress
         actions: list[Action] = []
-        responses = progress.responses or ([{}] if progress.over else [])
-        for position, values in enumerate(responses):
-            final = progress.over and position == len(responses) - 1
-            actions += self._respond(flow, values, final, now)
-        if progress.started and flow.pending.unwanted:
-            return actions + self._give_up(flow, progress.started, Cancelled(""), now)
-        return actions + self._open_all(flow, progress.started, now)
+        if over and not responses:
+            responses = [{}]
+        for position, values in enumerate(responses, 1):
+            actions += self._respond(flow, values, over and position == len(responses), now)
+        if started and flow.pending.unwanted:
+            return actions + self._give_up(flow, started, Cancelled(""), now)
+        return actions + self._open_all(flow, started, now) if started else actions
 
     def _open_all(self, flow: Flow, started: list[Started], now: int) -> list[Action]:
         for position, one in enumerate(started):
@@ -210,9 +211,6 @@ class Ensembles:
         version = flow.members[started.step]
         frames: list[memoryview | bytes] = []
         request = self._request(flow, started, version, frames)
-        for position, shape in enumerate(model_shapes(version, request, frames)):
-            if request.inputs[position].shape != shape:
-                request.inputs[position] = request.inputs[position]._replace(shape=shape)
         pending = Pending(request, frames, None, version.batch_size(request), now)
         pending.whole = flow.pending
         if version.config.decoupled and version.plan is None:
@@ -224,17 +222,27 @@ class Ensembles:
     def _request(
         self, flow: Flow, started: Started, version: ModelVersion, frames: list[memoryview | bytes]
     ) -> Request:
+        """Raises InvalidArgument."""
         asked = flow.pending.request
-        correlation_id, flags = last_mark(asked, [value.mark for _, value in started.inputs if value.mark])
+        wanted = flow.run.route.asked[started.step]
+        correlation_id, flags = asked.correlation_id, asked.flags
         specs, batching = version.checker.inputs, version.config.max_batch_size > 0
-        inputs = [placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
+        inputs: list[TensorRef] = []
+        for name, value in started.inputs:
+            inputs.append(placed(name, value, specs.get(name), batching, frames))
+            if value.mark is not None:  # the last one counts
+                correlation_id, flags = value.mark
+        id = next(self._ids)
+        for position, shape in enumerate(model_shapes(version, asked.request_id, inputs, wanted, frames)):
+            if inputs[position].shape != shape:
+                inputs[position] = inputs[position]._replace(shape=shape)
         return Request(  # much quicker than _replace
-            next(self._ids),
+            id,
             version.name,
             version.version,
             inputs,
             asked.request_id,
-            flow.run.route.asked[started.step],
+            wanted,
             asked.parameters,
             correlation_id,
             flags,
@@ -291,11 +299,17 @@ class Ensembles:
         version, pending = flow.version, flow.pending
         frames: list[memoryview | bytes] = []
         specs, batching = version.checker.outputs, version.config.max_batch_size > 0
-        outputs = [placed(name, value, specs.get(name), batching, frames) for name, value in values.items()]
-        memories = [value.memory for value in values.values() if value.memory is not None]
+        correlation_id, flags = pending.request.correlation_id, pending.request.flags
+        outputs: list[TensorRef] = []
+        memories: list[Memory] = []
+        for name, value in values.items():
+            outputs.append(placed(name, value, specs.get(name), batching, frames))
+            if value.memory is not None:
+                memories.append(value.memory)
+            if value.mark is not None:
+                correlation_id, flags = value.mark
         lease = self._leases.new_lease(flow, memories, outputs) if memories else 0
-        marks = [value.mark for value in values.values() if value.mark]
-        parameters = parameters_of(*last_mark(pending.request, marks)) if values else {}
+        parameters = parameters_of(correlation_id, flags) if values else {}
         if final:
             self._over(flow)
         retained = final and self._retains(flow)

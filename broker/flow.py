@@ -18,8 +18,7 @@ class Flow:
         self.pending = pending
         self.members: list[ModelVersion] = []  # by step
         self.run = run
-        self.own = Memory("", 0)  # what the inputs of the request lie in
-        self.own.uses = 1  # until it is answered
+        self.own = Memory("", 0, 1)  # what the inputs of the request lie in
         self.steps: dict[int, Pending] = {}  # what runs
         self.ahead: dict[int, tuple[str, int]] = {}  # by step: the stub that streams, its responses without credit
         self.unread = 0  # bytes of responses
