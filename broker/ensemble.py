@@ -46,6 +46,7 @@ class Route(NamedTuple):
     outputs: list[str]
     readers: dict[str, list[int]]  # of each tensor, a step once for each of its inputs
     uses: dict[str, int]  # of each tensor: its readers, and the client
+    direct: dict[str, tuple[int, str]]  # of a tensor that one step reads and nobody else: that, if it reads no other
     asked: list[list[str]]  # of each step, by its model's names
     decoupled: bool
 
@@ -88,8 +89,13 @@ class Plan:
                 for _, tensor in self.steps[index].inputs:
                     readers.setdefault(tensor, []).append(index)
             uses = Counter([*(tensor for tensor, steps in readers.items() for _ in steps), *outputs])
+            direct = {
+                tensor: (steps[0], self.steps[steps[0]].inputs[0][0])
+                for tensor, steps in readers.items()
+                if uses[tensor] == 1 and len(self.steps[steps[0]].inputs) == 1
+            }
             asked = [[name for name, _ in step.outputs] for step in self.steps]
-            route = Route(list(outputs), readers, uses, asked, self.decoupled)
+            route = Route(list(outputs), readers, uses, direct, asked, self.decoupled)
             if len(self._routes) < _MAX_ROUTES:
                 self._routes[outputs] = route
         return route
@@ -172,7 +178,6 @@ class Run:
         "_iterations",
         "_kept",
         "_last",
-        "_readers",
         "_steps",
         "_waiting",
         "ended",
@@ -190,7 +195,7 @@ class Run:
         self.id = id
         self.slots = StepSlots(plan.max_inflight) if slots is None else slots
         self.route = plan.route(outputs)
-        self._steps, self._readers = plan.steps, self.route.readers
+        self._steps = plan.steps
         self.running: dict[int, Started] = {}
         self.over = False
         self.ended: list[Memory] = []
@@ -264,9 +269,11 @@ class Run:
 
     def _go_on(self, fresh: Mapping[str, Value | None], iteration: int) -> Progress:
         """``fresh`` are tensors of this iteration that have just come about."""
-        kept, steps = self._kept, self._steps
+        kept, steps, route = self._kept, self._steps, self.route
+        started: list[Started] = []
+        ready: dict[int, None] = {}  # an ordered set
         for tensor, value in fresh.items():
-            left = self.route.uses[tensor]
+            left = route.uses[tensor]
             if not left:
                 continue
             if value is not None:
@@ -274,14 +281,17 @@ class Run:
                     value = value._replace(tensor=value.tensor._replace(shared=True))
                 if value.memory is not None:
                     value.memory.uses += 1
+            if tensor in route.direct:
+                index, name = route.direct[tensor]
+                self._last += 1
+                started.append(Started(self._last, index, iteration, [] if value is None else [(name, value)]))
+                continue
             kept[tensor, iteration] = _Kept(value, left)
-        ready: dict[int, None] = {}  # an ordered set
-        for tensor in fresh:
-            for index in self._readers.get(tensor, ()):
-                inputs = steps[index].inputs
-                if len(inputs) == 1 or all((name, iteration) in kept for _, name in inputs):
-                    ready[index] = None
-        started = [self._start(index, iteration) for index in ready]
+            for index in route.readers.get(tensor, ()):
+                ready[index] = None
+        for index in ready:
+            if all([(name, iteration) in kept for _, name in steps[index].inputs]):
+                started.append(self._start(index, iteration))
         if self.slots.limit:
             for one in started:
                 self._waiting.setdefault(one.step, deque()).append(one)
@@ -290,7 +300,7 @@ class Run:
             for one in started:
                 self.running[one.number] = one
         over = not (self.running or self._waiting)
-        if self.route.decoupled:
+        if route.decoupled:
             return Progress(started, self._complete(fresh, iteration), over)
         return Progress(started, [self._response(0)] if over else [], over)
 
