@@ -290,7 +290,7 @@ class Run:
             for index in route.readers.get(tensor, ()):
                 ready[index] = None
         for index in ready:
-            if all([(name, iteration) in kept for _, name in steps[index].inputs]):
+            if all((name, iteration) in kept for _, name in steps[index].inputs):
                 started.append(self._start(index, iteration))
         if self.slots.limit:
             for one in started:

@@ -212,7 +212,7 @@ class Ensembles:
         frames: list[memoryview | bytes] = []
         request = self._request(flow, started, version, frames)
         pending = Pending(request, frames, None, version.batch_size(request), now)
-        pending.whole = flow.pending
+        pending.whole, pending.waits = flow.pending, flow.pending.waits
         if version.config.decoupled and version.plan is None:
             pending.window = flow.run.plan.max_inflight or (_WINDOW if self._max_unread else 0)
         flow.steps[started.number] = pending

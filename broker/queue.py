@@ -50,6 +50,7 @@ class Pending:
         "sink",
         "taken_over",
         "unwanted",
+        "waits",
         "whole",
         "window",
     )
@@ -67,6 +68,7 @@ class Pending:
         self.frames = frames
         self.sink = sink  # None if it has a caller, or is a step
         self.caller = caller
+        self.waits = caller is not None and caller.waits  # the execution of another model cannot end before it
         self.taken_over = False  # from another broker, which alone knew its inputs
         self.whole: Pending | None = None  # the request to an ensemble that it is a step of
         self.window = 0  # responses that it may be ahead of Credit, as a step; 0: any number
@@ -80,14 +82,6 @@ class Pending:
         self.answered = False  # finally
         self.responses = 0  # so far, of a decoupled model
         self.responded_ns = 0  # when the last of them came; before that, when the request left for its instance
-
-    @property
-    def waits(self) -> bool:
-        """Whether the execution of another model cannot end before it."""
-        asked = self
-        while asked.whole is not None:
-            asked = asked.whole
-        return asked.caller is not None and asked.caller.waits
 
 
 class RequestQueue:
