@@ -133,12 +133,13 @@ class Connection(asyncio.BufferedProtocol):
             reader.received(nbytes)
         elif reader.unwanted:
             reader.dropped(nbytes)
-        elif self._is_busy:
+        elif self._request is not None or self._blocked:
             self._unread += self._receive_view[:nbytes]
             self._transport.pause_reading()
+            return
         else:
             self._feed(self._receive_view[:nbytes])
-            self._advance()
+        self._advance()
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -165,12 +166,8 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- one request after the other ----------------------------------------------------------------------------
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._request is not None or self._blocked
-
     def close_if_idle(self) -> None:
-        if not self._is_busy and not self._queue and self._reader.is_idle:
+        if self._request is None and not self._blocked and not self._queue and self._reader.is_idle:
             self._transport.close()
 
     def abort(self) -> None:
@@ -179,7 +176,6 @@ class Connection(asyncio.BufferedProtocol):
     def _on_request(self, request: HttpRequest) -> None:
         self._owes_continue = False
         self._queue.append(request)
-        self._advance()
 
     def _on_expect(self) -> None:
         self._owes_continue = True
@@ -196,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._advancing = True
         try:
-            while not self._is_busy and not self._transport.is_closing():
+            while self._request is None and not self._blocked and not self._transport.is_closing():
                 if self._queue:
                     self._serve(self._queue.popleft())
                 elif self._failure is not None:
@@ -221,10 +217,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _serve(self, request: HttpRequest) -> None:
         self._request = request
-        route = request.route
+        route = request.head.route
         if route is None:
             self._respond(NO_ROUTE)
-        elif request.method != route.method:
+        elif request.head.method != route.method:
             self._respond(WRONG_METHOD)
         elif request.refusal is not None:
             self._dataplane.refused(route.model, "", request.refusal)
@@ -252,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
                 call, self._header = read_request(body, signature, self._endpoints.max_input_size)
                 call.admitted = request.admitted
                 if self._endpoints.forwarding is not None:
-                    call.parameters = self._endpoints.forwarding.added(call.parameters, request.all_headers)
+                    call.parameters = self._endpoints.forwarding.added(call.parameters, request.head.all_headers)
             except ServingError:
                 self._free(request)
                 raise
@@ -295,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _plain(self, request: HttpRequest, route: Route) -> Buffer | None:
         """The body as it was before it was compressed; None if that takes long, and ``_infer`` is called again then."""
-        if not is_compressed(request.headers.get(b"content-encoding", b"identity")):
+        if not is_compressed(request.head.headers.get(b"content-encoding", b"identity")):
             return request.body
         limit = self._endpoints.max_input_size
         data = inflate_little(request.body, limit)
@@ -341,7 +337,7 @@ class Connection(asyncio.BufferedProtocol):
         answer = write_reply(reply, self._header)
         buffers, nbytes = answer.buffers, answer.nbytes
         head = _BINARY_HEAD % answer.json_nbytes if answer.json_nbytes else _JSON_HEAD
-        accepted = self._request.headers.get(b"accept-encoding")
+        accepted = self._request.head.headers.get(b"accept-encoding")
         if accepted is not None:
             encoding = choose_encoding(accepted)
             if encoding != "identity":
@@ -375,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
     def _generate(self, request: HttpRequest, route: Route) -> None:
         call = None
         try:
-            encoding = request.headers.get(b"content-encoding", b"identity")
+            encoding = request.head.headers.get(b"content-encoding", b"identity")
             signature = self._signature(route)
             call = read_generate(encoding, bytes(request.body), signature, self._endpoints.max_input_size)
             self._call = self._dataplane.infer(call, self._on_generated)
@@ -406,13 +402,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write_piece(self, answer: Generated, piece: bytes, first: bool) -> None:
         assert self._request is not None
-        chunked = not self._request.http_1_0
+        chunked = not self._request.head.http_1_0
         if chunked:
             piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (_LAST_CHUNK if answer.ended else b"")
         if first:
             head = _STATUS_LINES[answer.status] + answer.content_type + b"\r\n"
             head += _CHUNKED if chunked else b""
-            form = self._request.headers.get(b"endpoint-load-metrics-format")
+            form = self._request.head.headers.get(b"endpoint-load-metrics-format")
             head += b"" if form is None else self._endpoints.load_report(form)
             piece = self._ended_head(head, self._request, chunked and self._goes_on(self._request)) + piece
         self._transport.write(piece)
@@ -420,7 +416,7 @@ class Connection(asyncio.BufferedProtocol):
     def _end_generated(self) -> None:
         request, self._request = self._request, None
         assert request is not None
-        if request.http_1_0 or not self._goes_on(request):
+        if request.head.http_1_0 or not self._goes_on(request):
             self._transport.close()
         else:
             self._advance()
@@ -432,7 +428,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         assert self._request is not None
         head = _STATUS_LINES[response.status] + response.content_type + b"\r\n" + response.headers
-        body = b"" if self._request.method == b"HEAD" else response.body
+        body = b"" if self._request.head.method == b"HEAD" else response.body
         self._send(head, [body], len(response.body), None)
 
     def _send(self, head: bytes, buffers: list[Buffer], nbytes: int, reply: Reply | None) -> None:
@@ -457,15 +453,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _goes_on(self, request: HttpRequest) -> bool:
         """Whether another one may follow on this connection."""
-        return request.keep_alive and not self._endpoints.exiting
+        return request.head.keep_alive and not self._endpoints.exiting
 
     @staticmethod
     def _ended_head(head: bytes, request: HttpRequest, goes_on: bool) -> bytes:
-        if request.http_1_0:
+        if request.head.http_1_0:
             head = head.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
         if not goes_on:
             return head + b"Connection: close\r\n\r\n"
-        return head + (b"Connection: keep-alive\r\n\r\n" if request.http_1_0 else b"\r\n")
+        return head + (b"Connection: keep-alive\r\n\r\n" if request.head.http_1_0 else b"\r\n")
 
     def _release_held(self) -> None:
         if self._held is not None:
@@ -475,10 +471,10 @@ class Connection(asyncio.BufferedProtocol):
     def _free(self, request: HttpRequest) -> None:
         if request.block is not None:
             self._dataplane.store.free(request.block)
-        if request.route is not None:
-            self._dataplane.admission.give_back(request.route.model, request.admitted)
+        if request.head.route is not None:
+            self._dataplane.admission.give_back(request.head.route.model, request.admitted)
 
 
 def _body(request: HttpRequest, data: bytes | bytearray | memoryview) -> Body:
-    header_nbytes = header_size(request.headers, len(request.json) + len(data))
+    header_nbytes = header_size(request.head.headers, len(request.json) + len(data))
     return Body(memoryview(data), header_nbytes, request.block, request.offset, request.json)

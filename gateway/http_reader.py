@@ -51,30 +51,36 @@ _LONGEST_REMEMBERED = 4 << 10  # head
 _LONGEST_HEAD = 1 << 20  # the parser keeps an unfinished line, however long
 
 
-class HttpRequest(NamedTuple):
-    """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``, but for the JSON header if
-    that is ``json``. With a ``refusal`` the body was thrown away."""
+class Head(NamedTuple):
+    """What precedes a body. Requests that come one after the other with the same share it."""
 
     route: Route | None
     method: bytes
     headers: dict[bytes, bytes]  # those in _WANTED, names in lower case
-    body: bytes | memoryview
-    block: Block | None
-    offset: int
-    refusal: ServingError | None
     keep_alive: bool
     http_1_0: bool
+    all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
+
+
+class HttpRequest(NamedTuple):
+    """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``, but for the JSON header if
+    that is ``json``. With a ``refusal`` the body was thrown away."""
+
+    head: Head
+    body: bytes | memoryview
+    block: Block | None = None
+    offset: int = 0
+    refusal: ServingError | None = None
     admitted: int = 0  # bytes, to be given back with the block
     json: bytes = b""
-    all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
 
 
 class _Repeatable(NamedTuple):
     """A request that came alone and at once. Another one of the same head differs from it in nothing but the body."""
 
-    head: bytes
+    text: bytes  # of the head
     nbytes: int  # of head and body
-    request: HttpRequest
+    head: Head
 
 
 class BadRequest(Exception):
@@ -168,15 +174,16 @@ class RequestReader:
 
     def _repeats(self, data: memoryview | bytes) -> bool:
         """Whether it is what came last, but for the body: then the parser, a tenth of a small request, is spared."""
-        known, self._repeatable = self._repeatable, None
-        if known is None or len(data) != known.nbytes:
+        known = self._repeatable
+        if known is None:
             return False
-        size = len(known.head)
-        if bytes(data[:size]) != known.head:
-            return False
-        self._repeatable = known
-        self._on_request(known.request._replace(body=bytes(data[size:])))
-        return True
+        if len(data) == known.nbytes:
+            whole = bytes(data)
+            if whole.startswith(known.text):
+                self._on_request(HttpRequest(known.head, memoryview(whole)[len(known.text) :]))
+                return True
+        self._repeatable = None
+        return False
 
     def received(self, nbytes: int) -> None:
         """So many bytes have been put at the start of ``rest``."""
@@ -377,20 +384,9 @@ class RequestReader:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             if self._nbytes > self._limit and self._refusal is None:
                 self._refusal = self._too_large()
-        request = HttpRequest(
-            self._route,
-            self._method,
-            self._headers,
-            body,
-            self._block,
-            max(0, self._offset),
-            self._refusal,
-            self._keep_alive,
-            self._http_1_0,
-            self._admitted,
-            bytes(self._json),
-            self._all_headers,
-        )
+        head = Head(self._route, self._method, self._headers, self._keep_alive, self._http_1_0, self._all_headers)
+        offset = max(0, self._offset)
+        request = HttpRequest(head, body, self._block, offset, self._refusal, self._admitted, bytes(self._json))
         self._ended = not self._keep_alive
         self._last = request if request.block is None else None
         self._reset()
@@ -410,14 +406,15 @@ class RequestReader:
 
 def _repeatable(data: memoryview | bytes, request: HttpRequest) -> _Repeatable | None:
     """Of what was fed, and the last request that ended in it."""
-    length = request.headers.get(b"content-length", b"")
-    if request.refusal is not None or b"expect" in request.headers or not length.isdigit():
+    headers = request.head.headers
+    length = headers.get(b"content-length", b"")
+    if request.refusal is not None or b"expect" in headers or not length.isdigit():
         return None
     size = len(data) - int(length)
-    head = bytes(data[:size]) if 0 < size <= _LONGEST_REMEMBERED else b""
-    if head.find(_END_OF_HEAD) + len(_END_OF_HEAD) != size:
+    text = bytes(data[:size]) if 0 < size <= _LONGEST_REMEMBERED else b""
+    if text.find(_END_OF_HEAD) + len(_END_OF_HEAD) != size:
         return None  # not all that came, or more than one
-    return _Repeatable(head, len(data), request._replace(body=b""))
+    return _Repeatable(text, len(data), request.head)
 
 
 class ForwardingReader(RequestReader):

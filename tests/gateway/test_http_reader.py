@@ -81,17 +81,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_a_request_may_come_in_any_pieces(store: Store, step: int) -> None:
     head = INFER + b"host: x\r\nINFERENCE-header-content-length: 3\r\nContent-Length: 5\r\n\r\n"
     [request] = Received(store).feed(head + b"abcde", step)
-    assert request.route == Route("infer", b"POST", "m")
-    assert request.method == b"POST" and request.keep_alive and not request.http_1_0
-    assert request.headers == {b"inference-header-content-length": b"3", b"content-length": b"5"}
+    assert request.head.route == Route("infer", b"POST", "m")
+    assert request.head.method == b"POST" and request.head.keep_alive and not request.head.http_1_0
+    assert request.head.headers == {b"inference-header-content-length": b"3", b"content-length": b"5"}
     assert request.body == b"abcde" and request.block is None
 
 
 def test_requests_come_in_order(store: Store) -> None:
     requests = Received(store).feed(b"GET /v2 HTTP/1.1\r\n\r\nGET /x HTTP/1.0\r\n\r\n")
-    assert [request.route for request in requests] == [Route("server_metadata", b"GET"), None]
-    assert requests[0].keep_alive and not requests[1].keep_alive
-    assert requests[1].http_1_0
+    assert [request.head.route for request in requests] == [Route("server_metadata", b"GET"), None]
+    assert requests[0].head.keep_alive and not requests[1].head.keep_alive
+    assert requests[1].head.http_1_0
 
 
 def post(body: bytes, headers: bytes = b"", path: bytes = b"m") -> bytes:
@@ -135,11 +135,11 @@ def test_a_head_that_comes_again_is_read_as_if_it_were_new(store: Store, first: 
 def test_the_parser_is_spared_what_it_has_read_before(store: Store) -> None:
     received = Received(store)
     received.feed(post(b"ab"))
-    known = received.requests[0].headers
+    known = received.requests[0].head.headers
     received.feed(post(b"cd"))
     received.feed(post(b"c"))
     assert [request.body for request in received.requests] == [b"ab", b"cd", b"c"]
-    assert [request.headers is known for request in received.requests] == [True, True, False]
+    assert [request.head.headers is known for request in received.requests] == [True, True, False]
 
 
 @pytest.mark.parametrize("step", [1000, 1 << 18])
@@ -150,7 +150,7 @@ def test_a_large_body_lands_in_a_block_with_its_tensors_aligned(store: Store, st
     assert request.block is not None and request.body == LARGE
     assert (request.offset + 100) % 64 == 0
     assert request.block.view[request.offset :] == LARGE
-    assert after.route is not None and after.route.endpoint == "server_metadata"
+    assert after.head.route is not None and after.head.route.endpoint == "server_metadata"
     store.free(request.block)
     assert memory_in_use(store) == 0
 
@@ -170,7 +170,7 @@ def test_tensors_of_requests_that_may_make_a_batch_land_side_by_side(
         received.feed(head + b"Content-Length: %d\r\n\r\n" % (header_nbytes + nbytes) + header + tensor, step)
     received.feed(b"GET /v2 HTTP/1.1\r\n\r\n")
     *requests, after = received.requests
-    assert after.route is not None and after.route.endpoint == "server_metadata"
+    assert after.head.route is not None and after.head.route.endpoint == "server_metadata"
     blocks = [request.block for request in requests if request.block is not None]
     for request, mark in zip(requests, b"abc", strict=True):
         assert request.json == bytes(range(header_nbytes))
@@ -226,8 +226,8 @@ def test_what_follows_a_refused_body_is_served(store: Store) -> None:
     received.feed(head, 1000)
     assert not received.requests and received.reader.unwanted == len(LARGE)
     refused, after = received.feed(LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000)
-    assert refused.refusal is received.refusal and refused.keep_alive
-    assert after.route is not None and after.route.endpoint == "server_metadata"
+    assert refused.refusal is received.refusal and refused.head.keep_alive
+    assert after.head.route is not None and after.head.route.endpoint == "server_metadata"
 
 
 def test_a_client_that_asks_first_is_refused_before_it_sends_its_body(store: Store) -> None:
@@ -235,7 +235,7 @@ def test_a_client_that_asks_first_is_refused_before_it_sends_its_body(store: Sto
     received.refusal = Unavailable("full")
     head = INFER + b"Expect: 100-continue\r\nInference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n"
     [request] = received.feed(head % len(LARGE))
-    assert request.refusal is received.refusal and not request.keep_alive
+    assert request.refusal is received.refusal and not request.head.keep_alive
     assert received.expected == 0
     assert received.feed(LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000) == [request], "whatever it sends all the same"
 
@@ -323,7 +323,7 @@ def test_expect_is_reported_before_the_body(store: Store) -> None:
 def test_an_offer_to_upgrade_is_ignored(store: Store) -> None:
     offer = b"GET /v2 HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n\r\n"
     requests = Received(store).feed(offer + b"GET /v2/health/live HTTP/1.1\r\n\r\n")
-    assert [request.route and request.route.endpoint for request in requests] == ["server_metadata", "live"]
+    assert [request.head.route and request.head.route.endpoint for request in requests] == ["server_metadata", "live"]
 
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n"
@@ -346,7 +346,7 @@ def test_the_body_behind_an_offer_to_upgrade_is_read_however_it_comes(
         received.feed(data[:cut])
         requests = received.feed(data[cut:])
         assert [request.body for request in requests] == [body, body, b""]
-        assert [request.route and request.route.endpoint for request in requests] == [
+        assert [request.head.route and request.head.route.endpoint for request in requests] == [
             "infer",
             "infer",
             "server_metadata",
@@ -359,7 +359,7 @@ def test_a_large_body_behind_an_offer_to_upgrade_lands_in_a_block(store: Store) 
     head = INFER + OFFER + b"Inference-Header-Content-Length: 100\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
     [request, after] = received.feed(head + LARGE + b"GET /v2 HTTP/1.1\r\n\r\n", 1000)
     assert request.block is not None and request.body == LARGE
-    assert after.route is not None and after.route.endpoint == "server_metadata"
+    assert after.head.route is not None and after.head.route.endpoint == "server_metadata"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_thousands_of_offers_may_come_at_once(store: Store) -> None:
 
 def test_a_connect_is_a_request_like_others(store: Store) -> None:
     requests = Received(store).feed(b"CONNECT a:80 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET /v2 HTTP/1.1\r\n\r\n")
-    assert [(request.method, request.body) for request in requests] == [(b"CONNECT", b"abc"), (b"GET", b"")]
+    assert [(request.head.method, request.body) for request in requests] == [(b"CONNECT", b"abc"), (b"GET", b"")]
 
 
 @pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
@@ -395,7 +395,7 @@ def test_nothing_is_read_after_a_clients_last_request(store: Store, offer: bytes
     received = Received(store)
     received.feed(INFER + b"Connection: close\r\n" + offer + b"Content-Length: 1\r\n\r\naGET /v2 HTTP/1.1\r\n\r\n")
     [request] = received.feed(b"GET /v2 HTTP/1.1\r\n\r\n")
-    assert request.body == b"a" and not request.keep_alive
+    assert request.body == b"a" and not request.head.keep_alive
 
 
 @pytest.mark.parametrize(
