@@ -183,7 +183,9 @@ class BrokerServer:
     # --- what comes in --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, frames: Frames, sink: ReplySink) -> None:
-        self.post(Submitted(request, frames, sink, time.monotonic_ns()))
+        self._inbox.append(Submitted(request, frames, sink, time.monotonic_ns()))
+        if not self._is_due:
+            self._turn_soon()
 
     def cancel(self, request: int) -> None:
         self.post(ClientGone(request))
@@ -200,18 +202,19 @@ class BrokerServer:
     def post(self, event: Event) -> None:
         """Have the core told at the end of this turn of the loop."""
         self._inbox.append(event)
-        self._turn_soon()
+        if not self._is_due:
+            self._turn_soon()
 
     def tell(self, event: Event) -> None:
         """Have the core told now, between what stubs have said before and what they say next."""
         self._news += self.core.handle(event, time.monotonic_ns())
-        self._turn_soon()
+        if not self._is_due:
+            self._turn_soon()
 
     def _turn_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            assert self._soon is not None
-            self._soon(self._turn)
+        self._is_due = True
+        assert self._soon is not None
+        self._soon(self._turn)
 
     def _turn(self) -> None:
         if self._is_due:

@@ -88,13 +88,14 @@ class _ReplySink:
                     self.on_inputs_released()
 
     def _reply(self, response: Response, origin: str, frames: Frames) -> Reply:
+        _, tensors, lease, failure, parameters, final, _, flag_only = response
         outputs: list[OutputTensor] = []
         error: ServingError | None = None
-        if response.error is not None:
-            error = error_of(*response.error)
+        if failure is not None:
+            error = error_of(*failure)
         else:
             try:
-                outputs = self._outputs(response.outputs, frames)
+                outputs = self._outputs(tensors, frames)
             except InvalidArgument as refused:
                 error = refused
             except (BadHandle, BadSegment, IndexError):
@@ -103,13 +104,13 @@ class _ReplySink:
             self.signature,
             self.request_id,
             outputs,
-            response.parameters,
+            parameters,
             error,
-            response.final,
-            response.flag_only,
+            final,
+            flag_only,
             self.dataplane.bus,
             origin,
-            response.lease,
+            lease,
         )
 
     def _outputs(self, tensors: list[TensorRef], frames: Frames) -> list[OutputTensor]:
@@ -251,9 +252,9 @@ class DataPlane:
         """All inputs that are not in the call's block go to one new block, each aligned; to frames if full. Those of
         requests that may make a batch go where the last one's are, row by row."""
         total = 0
-        for tensor in call.inputs:
-            if tensor.offset < 0:
-                nbytes = len(tensor.data)
+        for _, _, _, data, offset in call.inputs:
+            if offset < 0:
+                nbytes = len(data)
                 total += nbytes + -nbytes % ALIGNMENT
         if total > LARGE_NBYTES:
             self.large_calls += 1
@@ -262,29 +263,29 @@ class DataPlane:
             if slot is not None:
                 blocks.append(slot.block)
                 return _in_rows(call, shapes, slot)
-        block: Block | None = None
+        segment, start, into = "", 0, None
         if total or call.block is None:
             try:
                 block = self.store.allocate(total)
+                segment, start, _, into, _ = block
                 blocks.append(block)
             except ShmFull:
                 pass
         refs: list[TensorRef] = []
         position = 0
         place: Handle | int
-        for tensor, shape in zip(call.inputs, shapes, strict=True):
-            data = tensor.data
+        for (name, datatype, _, data, offset), shape in zip(call.inputs, shapes, strict=True):
             nbytes = len(data)
-            if tensor.offset >= 0 and call.block is not None:
-                place = Handle(call.block.segment, call.block.offset + tensor.offset, nbytes)
-            elif block is not None:
-                block.view[position : position + nbytes] = data
-                place = Handle(block.segment, block.offset + position, nbytes)
+            if offset >= 0 and call.block is not None:
+                place = Handle(call.block.segment, call.block.offset + offset, nbytes)
+            elif into is not None:
+                into[position : position + nbytes] = data
+                place = Handle(segment, start + position, nbytes)
                 position += nbytes + -nbytes % ALIGNMENT
             else:
                 place = len(frames)
                 frames.append(bytes(data))  # a view may be of a buffer that its front reuses
-            refs.append(TensorRef(tensor.name, tensor.datatype, shape, place))
+            refs.append(TensorRef(name, datatype, shape, place))
         return refs
 
     def slot(self, signature: Signature, sizes: Sizes) -> Slot | None:

@@ -291,7 +291,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _plain(self, request: HttpRequest, route: Route) -> Buffer | None:
         """The body as it was before it was compressed; None if that takes long, and ``_infer`` is called again then."""
-        if not is_compressed(request.head.headers.get(b"content-encoding", b"identity")):
+        encoding = request.head.headers.get(b"content-encoding")
+        if encoding is None or not is_compressed(encoding):
             return request.body
         limit = self._endpoints.max_input_size
         data = inflate_little(request.body, limit)
@@ -334,9 +335,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_outputs(self, reply: Reply) -> None:
         assert self._request is not None and self._header is not None
-        answer = write_reply(reply, self._header)
-        buffers, nbytes = answer.buffers, answer.nbytes
-        head = _BINARY_HEAD % answer.json_nbytes if answer.json_nbytes else _JSON_HEAD
+        buffers, nbytes, json_nbytes = write_reply(reply, self._header)
+        head = _BINARY_HEAD % json_nbytes if json_nbytes else _JSON_HEAD
         accepted = self._request.head.headers.get(b"accept-encoding")
         if accepted is not None:
             encoding = choose_encoding(accepted)

@@ -64,6 +64,7 @@ class _Expected(NamedTuple):
     itemsize: int  # 0 for BYTES
     fixed_nbytes: int  # of one batch entry; -1 with variable dims or BYTES
     shape: Optional[Shape]  # for the model, where it needs no thought: fixed dims, no batching, no reshape
+    entry: Shape  # of one batch entry, for the model
     spec: TensorSpec
 
 
@@ -85,7 +86,8 @@ class Checker:
         fixed = itemsize > 0 and -1 not in spec.dims
         plain = fixed and self.signature.max_batch_size == 0 and spec.reshape is None
         nbytes = prod(spec.dims) * itemsize if fixed else -1
-        return _Expected(spec.datatype, list(spec.dims), itemsize, nbytes, spec.dims if plain else None, spec)
+        entry = spec.dims if spec.reshape is None else spec.reshape
+        return _Expected(spec.datatype, list(spec.dims), itemsize, nbytes, spec.dims if plain else None, entry, spec)
 
     def check(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
         """The shapes for the model, one per input: batch dimension included, reshape applied. Raises
@@ -103,20 +105,23 @@ class Checker:
         batch_size = -1
         for name, datatype, shape, data, _ in inputs:
             known = expected.get(name)
-            if known is None or known.fixed_nbytes < 0 or datatype != known.datatype:
+            if known is None:
                 return None
-            if known.shape is not None:
-                if shape != known.dims or len(data) != known.fixed_nbytes:
+            wanted, dims, _, nbytes, whole, entry, _ = known
+            if nbytes < 0 or datatype != wanted:
+                return None
+            if whole is not None:
+                if shape != dims or len(data) != nbytes:
                     return None
-                shapes.append(known.shape)
+                shapes.append(whole)
                 continue
-            if shape[1:] != known.dims or not 0 < shape[0] <= self._max_batch_size:
+            if shape[1:] != dims or not 0 < shape[0] <= self._max_batch_size:
                 return None
             if batch_size < 0:
                 batch_size = shape[0]
-            if shape[0] != batch_size or len(data) != batch_size * known.fixed_nbytes:
+            if shape[0] != batch_size or len(data) != batch_size * nbytes:
                 return None
-            shapes.append((batch_size, *(known.dims if known.spec.reshape is None else known.spec.reshape)))
+            shapes.append((batch_size, *entry))
         return shapes
 
     def _check_all(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
