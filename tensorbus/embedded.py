@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from broker.events import LoadModel, Override, UnloadModel
 from broker.server import BrokerServer
 from broker.statistics import statistics
-from gateway.bus import Done, Frames, OnIndex, OnStatistics, ReplySink
+from gateway.bus import Done, OnIndex, OnStatistics
 from protocol.errors import ServingError
-from protocol.messages import Request
-from protocol.signature import Signature
 
 
 class EmbeddedBus:
