@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
+from functools import lru_cache, partial
 from typing import cast
 
 from gateway.calls import Reply
@@ -27,7 +27,7 @@ from gateway.http_compression import (
 )
 from gateway.http_generate import Generated, read_generate
 from gateway.http_header import InferHeader
-from gateway.http_infer import Body, Buffer, read_request, write_reply
+from gateway.http_infer import Buffer, read_request, write_reply
 from gateway.http_reader import (
     LARGE_NBYTES,
     BadRequest,
@@ -63,7 +63,6 @@ _REASONS = {
     503: b"Service Unavailable",
 }
 _STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\nContent-Type: " % (status, reason) for status, reason in _REASONS.items()}
-_BINARY_HEAD = _STATUS_LINES[200] + b"application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
 _JSON_HEAD = _STATUS_LINES[200] + b"application/json\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CHUNKED, _LAST_CHUNK = b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"
@@ -244,8 +243,15 @@ class Connection(asyncio.BufferedProtocol):
                 data = self._plain(request, route) if inflated is None else inflated
                 if data is None:
                     return
-                body = _body(request, data)
-                call, self._header = read_request(body, signature, self._endpoints.max_input_size)
+                call, self._header = read_request(
+                    memoryview(data),
+                    header_size(request.head.headers, len(request.json) + len(data)),
+                    signature,
+                    self._endpoints.max_input_size,
+                    request.block,
+                    request.offset,
+                    request.json,
+                )
                 call.admitted = request.admitted
                 if self._endpoints.forwarding is not None:
                     call.parameters = self._endpoints.forwarding.added(call.parameters, request.head.all_headers)
@@ -336,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send_outputs(self, reply: Reply) -> None:
         assert self._request is not None and self._header is not None
         buffers, nbytes, json_nbytes = write_reply(reply, self._header)
-        head = _BINARY_HEAD % json_nbytes if json_nbytes else _JSON_HEAD
+        head = _binary_head(json_nbytes) if json_nbytes else _JSON_HEAD
         accepted = self._request.head.headers.get(b"accept-encoding")
         if accepted is not None:
             encoding = choose_encoding(accepted)
@@ -436,7 +442,7 @@ class Connection(asyncio.BufferedProtocol):
         request, self._request, self._header = self._request, None, None
         assert request is not None
         goes_on = self._goes_on(request)
-        head = self._ended_head(head + b"Content-Length: %d\r\n" % nbytes, request, goes_on)
+        head = self._ended_head(head + _content_length(nbytes), request, goes_on)
         if nbytes < LARGE_NBYTES:
             self._transport.write(b"".join((head, *buffers)))
             if reply is not None:
@@ -475,6 +481,12 @@ class Connection(asyncio.BufferedProtocol):
             self._dataplane.admission.give_back(request.head.route.model, request.admitted)
 
 
-def _body(request: HttpRequest, data: bytes | bytearray | memoryview) -> Body:
-    header_nbytes = header_size(request.head.headers, len(request.json) + len(data))
-    return Body(memoryview(data), header_nbytes, request.block, request.offset, request.json)
+# Sizes recur from reply to reply.
+@lru_cache(maxsize=1024)
+def _binary_head(json_nbytes: int) -> bytes:
+    return _STATUS_LINES[200] + b"application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % json_nbytes
+
+
+@lru_cache(maxsize=1024)
+def _content_length(nbytes: int) -> bytes:
+    return b"Content-Length: %d\r\n" % nbytes

@@ -23,17 +23,6 @@ Buffer = bytes | memoryview
 _ALIGNED = 16  # a tensor in the block may start at a multiple of this; elsewhere it is copied
 
 
-class Body(NamedTuple):
-    """``view`` spans the whole body, or all behind the header if that is ``header``. If it lies in a block, ``offset``
-    says where it begins in it."""
-
-    view: memoryview
-    header_nbytes: int  # 0 = a raw request
-    block: Block | None = None
-    offset: int = 0
-    header: bytes = b""
-
-
 class InferAnswer(NamedTuple):
     """``json_nbytes`` > 0: the first so many bytes are JSON, the rest binary tensors; 0: JSON alone."""
 
@@ -45,14 +34,22 @@ class InferAnswer(NamedTuple):
 _RAW_HEADER = InferHeader([], default_binary=True)
 
 
-def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple[InferCall, InferHeader]:
-    """Raises ServingError; the block stays the caller's then."""
-    if body.header_nbytes == 0:
-        tensor = _raw_tensor(body, signature, max_input_size)
-        return InferCall(
-            signature.model, signature.version, [tensor], block=body.block, signature=signature
-        ), _RAW_HEADER
-    view, header_nbytes, block, _, apart = body
+def read_request(
+    view: memoryview,
+    header_nbytes: int,
+    signature: Signature,
+    max_input_size: int,
+    block: Block | None = None,
+    offset: int = 0,
+    apart: bytes = b"",
+) -> tuple[InferCall, InferHeader]:
+    """``view`` spans the whole body, whose header has so many bytes (0: a raw request), or all behind the header if
+    that lies ``apart``. If it lies in a block, ``offset`` says where it begins in it.
+
+    Raises ServingError; the block stays the caller's then."""
+    if header_nbytes == 0:
+        tensor = _raw_tensor(view, _place(block, offset), signature, max_input_size)
+        return InferCall(signature.model, signature.version, [tensor], block=block, signature=signature), _RAW_HEADER
     position, end = 0 if apart else header_nbytes, len(view)
     header = decode(apart or view[:position], max_input_size, position < end)
     inputs: list[InputTensor] = []
@@ -66,8 +63,8 @@ def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple
                 f"unexpected size for input '{name}', expecting {stop - end} additional bytes for model "
                 f"'{signature.model}'"
             )
-        offset = -1 if block is None else _offset(body, position)
-        inputs.append(InputTensor(name, datatype, shape, view[position:stop], offset))
+        place = -1 if block is None else _place(block, offset + position)
+        inputs.append(InputTensor(name, datatype, shape, view[position:stop], place))
         position = stop
     if position != end:
         raise InvalidArgument(f"unexpected additional input data for model '{signature.model}'")
@@ -89,20 +86,18 @@ def read_request(body: Body, signature: Signature, max_input_size: int) -> tuple
     return call, header
 
 
-def _offset(body: Body, position: int) -> int:
-    if body.block is None:
-        return -1
-    offset = body.offset + position
-    return offset if offset % _ALIGNED == 0 else -1
+def _place(block: Block | None, offset: int) -> int:
+    """Of a tensor that begins there in the block, for InputTensor.offset."""
+    return offset if block is not None and offset % _ALIGNED == 0 else -1
 
 
-def _raw_tensor(body: Body, signature: Signature, max_input_size: int) -> InputTensor:
+def _raw_tensor(view: memoryview, place: int, signature: Signature, max_input_size: int) -> InputTensor:
     """The body as the model's only input, its shape deduced from the size."""
 
     def refusal(text: str) -> InvalidArgument:
         return InvalidArgument(f"[request id: <id_unknown>] {text}")
 
-    model, nbytes = signature.model, len(body.view)
+    model, nbytes = signature.model, len(view)
     if nbytes > max_input_size:
         raise InvalidArgument(
             f"Raw input has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of {max_input_size} "
@@ -119,7 +114,7 @@ def _raw_tensor(body: Body, signature: Signature, max_input_size: int) -> InputT
     if itemsize is None:
         if spec.dims != (1,):
             raise refusal(f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
-        data = nbytes.to_bytes(4, "little") + bytes(body.view)
+        data = nbytes.to_bytes(4, "little") + bytes(view)
         return InputTensor(spec.name, spec.datatype, [*lead, 1], data)
     if spec.dims.count(-1) > 1:
         raise refusal(
@@ -134,7 +129,7 @@ def _raw_tensor(body: Body, signature: Signature, max_input_size: int) -> InputT
             f"input byte size mismatch for input 'raw_input' for model '{model}'. Expected {prod(shape) * itemsize}, "
             f"got {nbytes}"
         )
-    return InputTensor(spec.name, spec.datatype, shape, body.view, _offset(body, 0))
+    return InputTensor(spec.name, spec.datatype, shape, view, place)
 
 
 # --- replies ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import httptools
@@ -51,8 +52,9 @@ _LONGEST_REMEMBERED = 4 << 10  # head
 _LONGEST_HEAD = 1 << 20  # the parser keeps an unfinished line, however long
 
 
-class Head(NamedTuple):
-    """What precedes a body. Requests that come one after the other with the same share it."""
+@dataclass(slots=True)
+class Head:
+    """What precedes a body. Requests that come one after the other with the same share it: it is never changed."""
 
     route: Route | None
     method: bytes
@@ -62,7 +64,8 @@ class Head(NamedTuple):
     all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
 
 
-class HttpRequest(NamedTuple):
+@dataclass(slots=True)
+class HttpRequest:
     """A request as it came. ``block`` (the owner frees it) holds the body at ``offset``, but for the JSON header if
     that is ``json``. With a ``refusal`` the body was thrown away."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -37,7 +38,10 @@ ASKED = READY, MODEL_READY, STATISTICS, INDEX, LOAD, UNLOAD = (
 INFER, GENERATE, GENERATE_STREAM = "infer", "generate", "generate_stream"
 
 
-class Route(NamedTuple):
+@dataclass(slots=True)
+class Route:
+    """Never changed once made; its attributes are asked for several times in each request."""
+
     endpoint: str  # a method of Endpoints, or one of the names above
     method: bytes
     model: str = ""  # as it stands in the path

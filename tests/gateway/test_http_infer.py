@@ -10,7 +10,7 @@ import pytest
 
 from gateway.calls import InferCall, OutputTensor, Reply
 from gateway.http_header import InferHeader
-from gateway.http_infer import Body, InferAnswer, read_request, write_reply
+from gateway.http_infer import InferAnswer, read_request, write_reply
 from protocol.errors import InvalidArgument
 from protocol.messages import Parameters
 from protocol.signature import Signature
@@ -26,11 +26,11 @@ def binary(name: str, nbytes: int = 64) -> dict[str, Any]:
 
 def read(header: Any, tail: bytes = b"", model: Signature = TWO) -> InferCall:
     text = json.dumps(header).encode()
-    return read_request(Body(memoryview(text + tail), len(text)), model, 1 << 20)[0]
+    return read_request(memoryview(text + tail), len(text), model, 1 << 20)[0]
 
 
 def read_raw(data: bytes, model: Signature, max_input_size: int = 1 << 20) -> InferCall:
-    call, header = read_request(Body(memoryview(data), 0), model, max_input_size)
+    call, header = read_request(memoryview(data), 0, model, max_input_size)
     assert header.default_binary
     return call
 
@@ -52,7 +52,7 @@ def test_tensors_in_a_block_keep_their_place_where_it_is_aligned(bus: FakeBus) -
     body = text + F16 + b"abcd" + F16
     block = bus.gateway_store.allocate(pad + len(body))
     block.view[pad:] = body
-    call, _ = read_request(Body(block.view[pad:], len(text), block, pad), TWO, 1 << 20)
+    call, _ = read_request(block.view[pad:], len(text), TWO, 1 << 20, block, pad)
     first = pad + len(text)
     assert [item.offset for item in call.inputs] == [first, first + 64, -1]
     assert first % 64 == 0 and block.view[first : first + 64] == F16
