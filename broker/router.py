@@ -165,7 +165,8 @@ class Peer:
     def _receive(self) -> int | None:
         """How many messages were heard; None if nothing has come."""
         try:
-            data = self._socket.recv(min(max(self._inbound.missing, _READ_SIZE), _LARGE_READ_SIZE))
+            missing = self._inbound.missing
+            data = self._socket.recv(min(max(missing, _READ_SIZE), _LARGE_READ_SIZE) if missing else _READ_SIZE)
         except BlockingIOError:
             return None
         except OSError:
@@ -225,20 +226,17 @@ class Peer:
             self._unsent.append(buffers)
             return
         for number, data in enumerate(buffers, 1):
-            sent = self._send_now(data)
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.close()
+                raise Unreachable from None
             if sent < len(data):
                 self._unsent.append([memoryview(data)[sent:], *buffers[number:]])
                 self._router.loop.add_writer(self._socket, self._write_on)
                 return
-
-    def _send_now(self, data: bytes | memoryview) -> int:
-        try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.close()
-            raise Unreachable from None
 
     def _write_on(self) -> None:
         unsent, self._unsent = self._unsent, deque()

@@ -191,7 +191,9 @@ class BrokerServer:
         self.post(ClientGone(request))
 
     def release(self, origin: str, lease: int) -> None:
-        self._carry_out(self.core.handle(OutputsRead(origin, lease), time.monotonic_ns()))
+        actions = self.core.handle(OutputsRead(origin, lease), time.monotonic_ns())
+        if actions:
+            self._carry_out(actions)
         if self._timer is None:
             self._set_timer()
 

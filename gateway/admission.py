@@ -34,7 +34,8 @@ class Admission:
 
     def admit(self, model: str, nbytes: int, request_id: str = "") -> None:
         """They count until ``give_back``. Raises Unavailable."""
-        self.check(model, nbytes, request_id)
+        if self._max_nbytes:
+            self.check(model, nbytes, request_id)
         if nbytes:
             self._pressure.nbytes += nbytes
             self._held[model] = self._held.get(model, 0) + nbytes

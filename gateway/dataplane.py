@@ -167,6 +167,7 @@ class DataPlane:
     ) -> None:
         self.admission = admission or Admission(Pressure())
         self.bus = bus
+        self.signature = bus.signature  # its ``config_json`` and ``config_proto`` are the config endpoints' bodies
         self.store = store
         self.reader = reader
         self.log_settings = log_settings  # the fronts read and change them
@@ -193,7 +194,9 @@ class DataPlane:
             checker = self.checker(signature)
             shapes = checker.check(call.request_id, call.inputs, call.outputs)
             if not call.admitted:
-                nbytes = sum([len(tensor.data) for tensor in call.inputs])
+                nbytes = 0
+                for _, _, _, data, _ in call.inputs:
+                    nbytes += len(data)
                 self.admission.admit(signature.model, nbytes, call.request_id)
                 call.admitted = nbytes
             id = next(self._ids)
@@ -321,10 +324,6 @@ class DataPlane:
 
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata(self._server_id, SERVER_VERSION, EXTENSIONS)
-
-    def signature(self, model: str, version: int) -> Signature:
-        """Raises NotFound or Unavailable. ``config_json`` and ``config_proto`` are the config endpoints' bodies."""
-        return self.bus.signature(model, version)
 
     def model_ready(self, model: str, version: int, done: Callable[[bool], None]) -> None:
         """``done`` is called once, now or within some seconds. Raises NotFound."""

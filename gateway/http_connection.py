@@ -48,6 +48,7 @@ from gateway.http_routes import (
     Route,
     error_body,
     error_response,
+    for_model,
 )
 from protocol.errors import STOPPING, InternalError, ServingError, Unavailable, Unsupported
 from protocol.signature import Signature
@@ -240,7 +241,9 @@ class Connection(asyncio.BufferedProtocol):
         try:
             try:
                 signature = self._single_response_signature(route)
-                data = self._plain(request, route) if inflated is None else inflated
+                data: Buffer | bytearray | None = request.body if inflated is None else inflated
+                if inflated is None and b"content-encoding" in request.head.headers:
+                    data = self._plain(request, route)
                 if data is None:
                     return
                 call, self._header = read_request(
@@ -271,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
     def _signature(self, route: Route) -> Signature:
         if self._endpoints.exiting:
             raise Unavailable(STOPPING)
-        return self._endpoints.signature(route)
+        return for_model(route, self._dataplane.signature)
 
     def _single_response_signature(self, route: Route) -> Signature:
         signature = self._signature(route)
@@ -297,8 +300,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _plain(self, request: HttpRequest, route: Route) -> Buffer | None:
         """The body as it was before it was compressed; None if that takes long, and ``_infer`` is called again then."""
-        encoding = request.head.headers.get(b"content-encoding")
-        if encoding is None or not is_compressed(encoding):
+        if not is_compressed(request.head.headers[b"content-encoding"]):
             return request.body
         limit = self._endpoints.max_input_size
         data = inflate_little(request.body, limit)

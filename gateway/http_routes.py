@@ -160,7 +160,7 @@ def version_of(route: Route) -> int:
 
 def for_model(route: Route, ask: Callable[[str, int], T]) -> T:
     """``ask`` with the model's name as it stands in the path, then with percent signs decoded. Raises ServingError."""
-    version = version_of(route)
+    version = version_of(route) if route.version else -1
     try:
         return ask(route.model, version)
     except NotFound:

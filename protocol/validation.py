@@ -92,41 +92,39 @@ class Checker:
     def check(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
         """The shapes for the model, one per input: batch dimension included, reshape applied. Raises
         InvalidArgument."""
-        if len(inputs) == len(self._inputs) and self._outputs.issuperset(outputs):
-            shapes = self._check_common(inputs)
-            if shapes is not None and (len(inputs) == 1 or len({item[0] for item in inputs}) == len(inputs)):
-                return shapes
-        return self._check_all(request_id or "<id_unknown>", inputs, outputs)
-
-    def _check_common(self, inputs: Sequence[CheckedInput]) -> list[Shape] | None:
-        """The shapes if all dimensions are as configured, else None: for the full checks to look at."""
-        expected = self._inputs
+        expected, count = self._inputs, len(inputs)
+        if count != len(expected) or not self._outputs.issuperset(outputs):
+            return self._check_all(request_id, inputs, outputs)
+        if count > 1 and len({item[0] for item in inputs}) != count:
+            return self._check_all(request_id, inputs, outputs)
         shapes: list[Shape] = []
         batch_size = -1
         for name, datatype, shape, data, _ in inputs:
             known = expected.get(name)
             if known is None:
-                return None
+                break
             wanted, dims, _, nbytes, whole, entry, _ = known
             if nbytes < 0 or datatype != wanted:
-                return None
+                break
             if whole is not None:
                 if shape != dims or len(data) != nbytes:
-                    return None
+                    break
                 shapes.append(whole)
                 continue
             if shape[1:] != dims or not 0 < shape[0] <= self._max_batch_size:
-                return None
+                break
             if batch_size < 0:
                 batch_size = shape[0]
             if shape[0] != batch_size or len(data) != batch_size * nbytes:
-                return None
+                break
             shapes.append((batch_size, *entry))
-        return shapes
+        else:
+            return shapes  # all dimensions are as configured: there is no more to look at
+        return self._check_all(request_id, inputs, outputs)
 
     def _check_all(self, request_id: str, inputs: Sequence[CheckedInput], outputs: Sequence[str]) -> list[Shape]:
         def fail(text: str) -> NoReturn:
-            raise InvalidArgument(f"[request id: {request_id}] {text}")
+            raise InvalidArgument(f"[request id: {request_id or '<id_unknown>'}] {text}")
 
         self._check_names(inputs, outputs, fail)
         batch_size = self._check_batch(inputs, fail) if self._max_batch_size > 0 else None

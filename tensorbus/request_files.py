@@ -8,7 +8,7 @@ from math import prod
 import msgspec
 
 from gateway.calls import InferCall, InputTensor
-from gateway.http_infer import Body, read_request
+from gateway.http_infer import read_request
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InvalidArgument
 from protocol.signature import Signature, TensorSpec
@@ -50,7 +50,7 @@ def _requests(text: bytes, path: str) -> list[bytes]:
 
 
 def _json(text: bytes, signature: Signature) -> InferCall:
-    call, header = read_request(Body(memoryview(text), len(text)), signature, sys.maxsize)
+    call, header = read_request(memoryview(text), len(text), signature, sys.maxsize)
     if header.classes:
         raise InvalidArgument("classification is the server's: a model in the foreground gives its outputs as they are")
     return call
