@@ -140,7 +140,7 @@ class Peer:
 
     def greet(self) -> None:
         with contextlib.suppress(Unreachable):
-            self._write([zmtp.greeting()])
+            self.send([zmtp.greeting()])
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Peer:
         self._greeting = said[: zmtp.GREETING_SIZE]
         if len(self._greeting) == zmtp.GREETING_SIZE:
             zmtp.check_greeting(self._greeting)
-            self._write([zmtp.ready("ROUTER")])
+            self.send([zmtp.ready("ROUTER")])
         return said[zmtp.GREETING_SIZE :]
 
     def _introduce(self) -> None:
@@ -217,12 +217,9 @@ class Peer:
 
     def send(self, buffers: list[bytes | memoryview]) -> None:
         """Raises Unreachable and DoesNotRead."""
-        if len(self._unsent) > _UNREAD:
-            raise DoesNotRead
-        self._write(buffers)
-
-    def _write(self, buffers: list[bytes | memoryview]) -> None:
         if self._unsent:
+            if len(self._unsent) > _UNREAD:
+                raise DoesNotRead
             self._unsent.append(buffers)
             return
         for number, data in enumerate(buffers, 1):
@@ -235,15 +232,15 @@ class Peer:
                 raise Unreachable from None
             if sent < len(data):
                 self._unsent.append([memoryview(data)[sent:], *buffers[number:]])
-                self._router.loop.add_writer(self._socket, self._write_on)
+                self._router.loop.add_writer(self._socket, self._send_on)
                 return
 
-    def _write_on(self) -> None:
+    def _send_on(self) -> None:
         unsent, self._unsent = self._unsent, deque()
         self._router.loop.remove_writer(self._socket)
         with contextlib.suppress(Unreachable):
             for buffers in unsent:
-                self._write(buffers)
+                self.send(buffers)
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
