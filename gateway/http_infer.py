@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 from gateway import http_json, http_tensors
 from gateway.calls import InferCall, InputTensor, Reply
@@ -20,16 +19,9 @@ from protocol.signature import Signature
 from shm.store import Block
 
 Buffer = bytes | memoryview
+# The buffers of a body, the bytes of all, and how many of them are JSON in front of binary tensors; 0: JSON alone.
+InferAnswer = tuple[list[Buffer], int, int]
 _ALIGNED = 16  # a tensor in the block may start at a multiple of this; elsewhere it is copied
-
-
-class InferAnswer(NamedTuple):
-    """``json_nbytes`` > 0: the first so many bytes are JSON, the rest binary tensors; 0: JSON alone."""
-
-    buffers: list[Buffer]
-    nbytes: int
-    json_nbytes: int
-
 
 _RAW_HEADER = InferHeader([], default_binary=True)
 
@@ -154,7 +146,7 @@ def write_reply(reply: Reply, header: InferHeader) -> InferAnswer:
             )
     text = _opening(reply) + b",".join(described) + b"]}"
     buffers[0] = text
-    return InferAnswer(buffers, nbytes + len(text), len(text) if nbytes else 0)
+    return buffers, nbytes + len(text), len(text) if nbytes else 0
 
 
 def _opening(reply: Reply) -> bytes:
