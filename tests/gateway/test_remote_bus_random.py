@@ -130,7 +130,8 @@ class Machine(RuleBasedStateMachine):
         if not self.is_up:
             return
         if isinstance(message, NewRequests):
-            assert self.undecided is None, "something has overtaken the undecided"
+            unanswered = [id for id in self.undecided or () if not self.sinks[id].finals]
+            assert not unanswered, "something has overtaken the undecided"
             ids = [request.id for request, _ in message.requests]
             assert not set(ids) & set(self.has), "sent twice"
             assert sum(count for _, count in message.requests) == len(frames)
