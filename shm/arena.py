@@ -17,11 +17,10 @@ ALIGNMENT = 64
 class Arena:
     """Invariant: chunks in use and free ones tile the range without gap or overlap; all are multiples of ALIGNMENT."""
 
-    __slots__ = ("_bins", "_live", "_sizes", "free_bytes", "nbytes")
+    __slots__ = ("_bins", "_live", "_sizes", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes // ALIGNMENT * ALIGNMENT
-        self.free_bytes = self.nbytes
         self._live: Dict[int, int] = {}  # offset to size
         self._bins: Dict[int, List[int]] = {}  # size to offsets; a bin may be empty
         self._sizes: List[int] = []  # the bins' sizes, ascending
@@ -32,18 +31,19 @@ class Arena:
     def is_empty(self) -> bool:
         return not self._live
 
+    @property
+    def free_bytes(self) -> int:
+        return self.nbytes - sum(self._live.values())
+
     def allocate(self, nbytes: int) -> Optional[int]:
         """The offset of ``nbytes``, aligned; None if no free chunk is that large (after ``merge`` one may be)."""
         if nbytes < 0:
             raise ValueError("a size is negative")
         size = nbytes + -nbytes % ALIGNMENT or ALIGNMENT
-        if size > self.free_bytes:
-            return None
         offsets = self._bins.get(size)
         offset = offsets.pop() if offsets else self._carve(size)
         if offset is not None:
             self._live[offset] = size
-            self.free_bytes -= size
         return offset
 
     def free(self, offset: int) -> None:
@@ -51,7 +51,6 @@ class Arena:
         size = self._live.pop(offset, None)
         if size is None:
             raise ValueError("no chunk in use starts at {}".format(offset))
-        self.free_bytes += size
         offsets = self._bins.get(size)
         if offsets is None:
             offsets = self._bin(size)
@@ -77,7 +76,6 @@ class Arena:
             assert size > 0 and size % ALIGNMENT == 0, "odd size {}".format(size)
             end = offset + size
         assert end == self.nbytes, "the range ends at {}, not {}".format(end, self.nbytes)
-        assert self.free_bytes == self.nbytes - sum(self._live.values()), "free_bytes is off"
         assert self._sizes == sorted(self._bins), "the list of sizes does not match the bins"
 
     def _free_chunks(self) -> Iterator[Tuple[int, int]]:

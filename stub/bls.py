@@ -166,7 +166,7 @@ class Call:
         return tensor._name, tensor._datatype, tensor._shape, place or binary_form(tensor)
 
     def _end_inputs(self) -> None:
-        self._memory.placer.free(self._inputs)
+        self._memory.placer.free([self._inputs])
 
     def _response(self, answered: messages.Answered, frames: List[memoryview]) -> InferenceResponse:
         response = answered.response

@@ -24,12 +24,13 @@ class Outputs:
     ) -> Tuple[List[messages.TensorRef], int]:
         """``frames`` are those of the message; inline tensors go to their end, all of them if asked for."""
         placed = self._placer.place(tensors, len(frames), inline)
-        frames += placed.frames
-        if not placed.is_on_lease:
-            return placed.references, 0
+        references, own_frames, block, roots = placed
+        frames += own_frames
+        if block is None and not roots:
+            return references, 0
         lease = next(self._numbers)
         self._leases[lease] = placed
-        return placed.references, lease
+        return references, lease
 
     def lend_nothing(self) -> int:
         """A lease without memory: its end says that a response has been read whose tensors are frames."""
@@ -39,11 +40,11 @@ class Outputs:
 
     def release(self, leases: Sequence[int]) -> None:
         """Raises ProtocolError for one that is not held."""
-        for lease in leases:
-            placed = self._leases.pop(lease, None)
-            if placed is None:
-                raise errors.ProtocolError("release of lease {}, which is not held".format(lease))
-            self._placer.free(placed)
+        try:
+            placed = list(map(self._leases.pop, leases))
+        except KeyError as lease:
+            raise errors.ProtocolError("release of lease {}, which is not held".format(lease)) from None
+        self._placer.free(placed)
 
     def trim(self, now_s: float) -> None:
         self._placer.trim(now_s)

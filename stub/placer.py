@@ -11,6 +11,8 @@ from . import forks, gpu
 from .shared import ALIGNMENT, messages, shm_errors, store
 from .tensor import Place
 
+_new = tuple.__new__  # makes a NamedTuple in half the time that its own constructor takes
+
 # name, wire datatype, shape, and where the binary form is now: of bytes (1-D, format "B") len() is their nbytes.
 PlacedTensor = Tuple[str, str, Tuple[int, ...], Union[bytes, memoryview, gpu.DeviceArray, Place]]
 
@@ -45,22 +47,46 @@ class Placer:
 
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
         """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
-        starts, total = [], 0
-        for tensor in tensors:
-            starts.append(total)
-            if not isinstance(tensor[3], Place):
-                nbytes = len(tensor[3])
+        total = 0
+        for _, _, _, data in tensors:
+            if not isinstance(data, Place):
+                nbytes = len(data)
                 total += nbytes + -nbytes % ALIGNMENT
-        placed = Placed([], [], None if inline else self._allocate(total), [])
-        for tensor, start in zip(tensors, starts):
-            placed.references.append(_place(tensor, start, placed, first_frame))
+        block = None if inline else self._allocate(total)
+        placed = _new(Placed, ([], [], block, []))
+        references, frames, _, roots = placed
+        start = 0
+        for name, datatype, shape, data in tensors:
+            place: Union[messages.Handle, int]
+            is_lent = isinstance(data, Place)
+            if isinstance(data, Place):
+                place = data.handle
+                roots.append(data.root)
+            elif block is None:
+                place = first_frame + len(frames)
+                frames.append(bytes(data))  # a copy: the model may use its array again before the message leaves
+            else:
+                nbytes = len(data)
+                segment, offset, _, view, _ = block
+                if isinstance(data, gpu.DeviceArray):
+                    data.copy_into(view[start : start + nbytes])
+                else:
+                    view[start : start + nbytes] = data
+                place = _new(messages.Handle, (segment, offset + start, nbytes))
+                start += nbytes + -nbytes % ALIGNMENT
+            references.append(_new(messages.TensorRef, (name, datatype, shape, place, is_lent)))
         return placed
 
-    def free(self, placed: Placed) -> None:
-        placed.roots.clear()
-        if placed.block is not None and self._store is not None and self.is_ours:
+    def free(self, placed: Sequence[Placed]) -> None:
+        blocks = []
+        for _, _, block, roots in placed:
+            roots.clear()
+            if block is not None:
+                blocks.append(block)
+        if blocks and self._store is not None and self.is_ours:
             with self._lock:
-                self._store.free(placed.block)
+                for block in blocks:
+                    self._store.free(block)
 
     def trim(self, now_s: float) -> None:
         if self._store is not None:
@@ -75,20 +101,3 @@ class Placer:
                 return self._store.allocate(nbytes)
         except shm_errors.ShmFull:
             return None
-
-
-def _place(tensor: PlacedTensor, start: int, placed: Placed, first_frame: int) -> messages.TensorRef:
-    name, datatype, shape, data = tensor
-    if isinstance(data, Place):
-        placed.roots.append(data.root)
-        return messages.TensorRef(name, datatype, shape, data.handle, True)
-    block = placed.block
-    if block is None:
-        placed.frames.append(bytes(data))  # a copy: the model may use its array again before the message leaves
-        return messages.TensorRef(name, datatype, shape, first_frame + len(placed.frames) - 1)
-    nbytes = len(data)
-    if isinstance(data, gpu.DeviceArray):
-        data.copy_into(block.view[start : start + nbytes])
-    else:
-        block.view[start : start + nbytes] = data
-    return messages.TensorRef(name, datatype, shape, messages.Handle(block.segment, block.offset + start, nbytes))

@@ -39,7 +39,7 @@ def test_what_is_lent_needs_no_memory_of_ours(store):
 def test_what_is_lent_is_held_until_it_is_freed(store):
     placer = Placer(store)
     placed = placer.place([LENT])
-    placer.free(placed)
+    placer.free([placed])
     assert placed.roots == []
 
 
@@ -56,12 +56,12 @@ def test_a_forked_process_leaves_the_memory_alone(store):
     if not child:
         try:
             inline = placer.place([A])
-            placer.free(placed)
+            placer.free([placed])
             os._exit(0 if inline.frames == [b"abc"] and not inline.is_on_lease else 1)
         finally:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    placer.free(placed)
+    placer.free([placed])
 
 
 def test_many_threads_place_and_free(store, tmp_path):
@@ -72,7 +72,7 @@ def test_many_threads_place_and_free(store, tmp_path):
         for _ in range(200):
             placed = placer.place([("A", "UINT8", (1000,), data)])
             assert bytes(reader.view(*placed.references[0].place)) == data
-            placer.free(placed)
+            placer.free([placed])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
