@@ -18,6 +18,8 @@ from .triton_error import TritonModelException
 
 Roots = List["ref[Any]"]  # of a request's inputs: weak references to the arrays that hold their memory
 
+_new = tuple.__new__  # makes a NamedTuple in half the time that its own constructor takes
+
 _INTERNAL, _CANCELLED = int(errors.ErrorKind.INTERNAL), int(errors.ErrorKind.CANCELLED)
 _NO_RESPONSE = "The execute function returned no response for the request and sent none through its response sender."
 _NO_FINAL = "The model has let go of the request and of its response sender without sending the final flag."
@@ -87,32 +89,35 @@ class Delivery:
         """What was asked for of the outputs, in the order of the response, as they are now.
 
         A response that cannot be had becomes an error in its place."""
+        request = message.id
+        inline = request in self.inline
+        leaving: Callable[[Tensor], Any] = binary_form if inline else outgoing
+        wanted = message.outputs or self.output_names
+        tensors: List[PlacedTensor] = []
         try:
             parameters = response._parameters
             error = response._error
             if error is not None:
-                return messages.Response(message.id, [], 0, (int(error._code), error._message), parameters, final)
-            wanted = message.outputs or self.output_names
-            inline = message.id in self.inline
-            leaving: Callable[[Tensor], Any] = binary_form if inline else outgoing
-            tensors = [
-                (tensor._name, tensor._datatype, tensor._shape, leaving(tensor))
-                for tensor in response._tensors
-                if tensor._name in wanted
-            ]
+                return messages.Response(request, [], 0, (int(error._code), error._message), parameters, final)
+            for tensor in response._tensors:
+                name = tensor._name
+                if name in wanted:
+                    tensors.append((name, tensor._datatype, tensor._shape, leaving(tensor)))
             if self._unseen:
                 self._compare(tensors)
         except TritonModelException as refused:
-            return failed(message.id, self._failures.text(str(refused)), final)
+            return failed(request, self._failures.text(str(refused)), final)
         except Exception as broken:  # a subclass of the model's own that has not initialized ours
-            return failed(message.id, self._failures.hidden("the response cannot be read", broken), final)
+            return failed(request, self._failures.hidden("the response cannot be read", broken), final)
+        if not tensors:
+            return messages.Response(request, [], 0, None, parameters, final)
         try:
-            outputs, lease = self._place(tensors, frames, inline) if tensors else ([], 0)
-            if tensors and not lease and self.decoupled and self.pacing.is_bounded(message.id):
+            outputs, lease = self._place(tensors, frames, inline)
+            if not lease and self.decoupled and self.pacing.is_bounded(request):
                 lease = self._lend_nothing()
         except Exception as full:
-            return failed(message.id, self._failures.hidden("the outputs found no place", full), final)
-        return messages.Response(message.id, outputs, lease, None, parameters, final)
+            return failed(request, self._failures.hidden("the outputs found no place", full), final)
+        return _new(messages.Response, (request, outputs, lease, None, parameters, final, False, False))
 
     def _compare(self, tensors: Sequence[PlacedTensor]) -> None:
         """As it is the model's first, which stands for all; clients are told what it is."""

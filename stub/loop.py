@@ -123,16 +123,18 @@ class Loop:
         return self._delivery.retained.has_gone or self._calls.has_read or self._calls.has_dropped
 
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
+        view_own, view_shared = self._reader.view, self._reader.view_shared
+
         def view(tensor: messages.TensorRef) -> memoryview:
-            place = tensor.place
+            name, _, _, place, shared = tensor
             try:
                 if not isinstance(place, int):
-                    return self._reader.view_shared(*place) if tensor.shared else self._reader.view(*place)
+                    return view_shared(*place) if shared else view_own(*place)
                 if place >= 0:
                     return frames[place]
             except (IndexError, shm_errors.BadHandle):
                 pass
-            raise errors.ProtocolError("input '{}' is not where it should be".format(tensor.name))
+            raise errors.ProtocolError("input '{}' is not where it should be".format(name))
 
         self._trims_due = 2  # even if it only released outputs
         for number, batch in enumerate(batches):

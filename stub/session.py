@@ -85,9 +85,12 @@ class Session:
         finals = self._fail_all(opened, failure) if failure else self._answer_all(opened, returned, frames)
         del requests, returned  # from here on only the model's own references keep the inputs
         responses += [self.delivery.end(response, answered.roots) for answered, response in finals]
-        for each in opened:
-            each.remain()
-        again = [] if failure else [each.message.id for each in opened if each.release and self._reschedules(each)]
+        again: List[int] = []
+        if len(finals) < len(opened):
+            for each in opened:
+                each.remain()
+            if not failure:
+                again = [each.message.id for each in opened if each.release and self._reschedules(each)]
         end_ns = self._clock_ns()
         durations = (received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns)
         return messages.Executed(batch.id, *durations, bool(failure), responses, again, end_ns)
@@ -265,7 +268,8 @@ class Session:
                     "Expected a None object in the execute function return list for reschduled request, "
                     "found type '{}'.".format(type(response))
                 )
-            if not issubclass(type(response), InferenceResponse):
+            kind = type(response)
+            if kind is not InferenceResponse and not issubclass(kind, InferenceResponse):
                 return self._failures.text(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     "found type '{}'.".format(type(response))

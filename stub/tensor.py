@@ -23,6 +23,8 @@ from .triton_error import TritonModelException
 
 _LENT_NBYTES = 64 << 10  # what is smaller is copied into a response: it costs less than a second lease
 _SMALL_NBYTES = 4096  # up to here a copy costs less than a flat memoryview (50 to 180 ns)
+_new = tuple.__new__  # makes a NamedTuple in half the time that its own constructor takes
+
 _BYTE = np.dtype(np.uint8)
 _BF16_BITS = np.dtype(np.uint16)  # NumPy has no BF16; its bits travel as these
 
@@ -216,7 +218,7 @@ def receive(
         if not shared and not borrowed:
             tensor._handle = place
         # A large one is seen through a private mapping.
-        tensor._place = Place(place, root, shared and len(data) < store.PRIVATE_NBYTES, borrowed)
+        tensor._place = _new(Place, (place, root, shared and len(data) < store.PRIVATE_NBYTES, borrowed))
     return tensor, root
 
 
@@ -269,6 +271,8 @@ def _memory(tensor: Tensor) -> NDArray[Any]:
     """
     array = tensor._array
     assert array is not None
+    if type(array) is np.ndarray and array.shape == tensor._shape:  # quicker to ask than its size
+        return array
     if array.nbytes != math.prod(tensor._shape) * DTYPE[tensor._datatype].itemsize:
         raise TritonModelException(
             "the array of tensor '{}' was resized after the tensor had been made".format(tensor._name)
@@ -293,9 +297,12 @@ def binary_form(tensor: Tensor) -> Union[bytes, memoryview, gpu.DeviceArray]:
     Raises TritonModelException.
     """
     data = tensor._data
-    if isinstance(data, (bytes, gpu.DeviceArray)):
+    if data is None:
+        array = _memory(tensor)
+    elif isinstance(data, np.ndarray):
+        array = data
+    else:
         return data
-    array = _memory(tensor) if data is None else data
     if array.nbytes <= _SMALL_NBYTES:
         return array.tobytes()
     return array.data.cast("B")
