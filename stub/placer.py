@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from numpy.typing import NDArray
 
@@ -38,7 +39,8 @@ class Placer:
         """Without a store, all goes into frames."""
         self._store = own
         self._generation = forks.generation
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the store, and to be held while ``_spare`` gets more
+        self._spare: Dict[int, List[store.Block]] = {}  # by size: free, though not for the store
 
     @property
     def is_ours(self) -> bool:
@@ -58,11 +60,11 @@ class Placer:
         start = 0
         for name, datatype, shape, data in tensors:
             place: Union[messages.Handle, int]
-            is_lent = isinstance(data, Place)
             if isinstance(data, Place):
-                place = data.handle
                 roots.append(data.root)
-            elif block is None:
+                references.append(messages.TensorRef(name, datatype, shape, data.handle, True))
+                continue
+            if block is None:
                 place = first_frame + len(frames)
                 frames.append(bytes(data))  # a copy: the model may use its array again before the message leaves
             else:
@@ -74,7 +76,7 @@ class Placer:
                     view[start : start + nbytes] = data
                 place = _new(messages.Handle, (segment, offset + start, nbytes))
                 start += nbytes + -nbytes % ALIGNMENT
-            references.append(_new(messages.TensorRef, (name, datatype, shape, place, is_lent)))
+            references.append(_new(messages.TensorRef, (name, datatype, shape, place, False)))
         return placed
 
     def free(self, placed: Sequence[Placed]) -> None:
@@ -83,21 +85,35 @@ class Placer:
             roots.clear()
             if block is not None:
                 blocks.append(block)
-        if blocks and self._store is not None and self.is_ours:
+        if blocks and self.is_ours:
             with self._lock:
                 for block in blocks:
-                    self._store.free(block)
+                    self._spare.setdefault(block.nbytes, []).append(block)
 
     def trim(self, now_s: float) -> None:
         if self._store is not None:
             with self._lock:
+                self._free_spare(self._store)
                 self._store.trim(now_s)
 
     def _allocate(self, nbytes: int) -> Optional[store.Block]:
+        """A steady load gets the memory back that it has just been done with, without a lock."""
         if self._store is None or nbytes == 0 or not self.is_ours:
             return None
         try:
+            return self._spare[nbytes].pop()
+        except (KeyError, IndexError):
+            pass
+        try:
             with self._lock:
+                self._free_spare(self._store)
                 return self._store.allocate(nbytes)
         except shm_errors.ShmFull:
             return None
+
+    def _free_spare(self, own: store.Store) -> None:
+        for blocks in self._spare.values():
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                while blocks:
+                    own.free(blocks.pop())
+        self._spare.clear()

@@ -60,6 +60,7 @@ class Broker:
         self.bus = Bus()
         self.store = Store(directory)  # of the model called
         self.own = Store(directory)  # the stub's
+        self.placer = Placer(self.own)
         self.reader = Reader(directory)
         self.calls = open_calls.OpenCalls(self.bus)
         self.lease = 0
@@ -94,6 +95,7 @@ class Broker:
         return self.calls.take_read()
 
     def free_bytes(self) -> int:
+        self.placer.trim(0.0)
         return sum(region.arena.free_bytes for region in self.own._regions)
 
 
@@ -104,7 +106,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     connection.calls, connection.serving = broker.calls, bytearray(b"\1")
     monkeypatch.setattr(calls, "_connection", connection)
     monkeypatch.setattr(bls, "_memory", None)
-    bls.serve(Placer(broker.own), broker.reader)
+    bls.serve(broker.placer, broker.reader)
     broker.own.first()
     yield broker
     gc.collect()

@@ -64,13 +64,29 @@ def test_a_forked_process_leaves_the_memory_alone(store):
     placer.free([placed])
 
 
+def test_memory_that_waits_for_tensors_of_its_size_is_there_for_others(store):
+    placer = Placer(store)
+    placer.free([placer.place([("A", "UINT8", (700_000,), bytes(700_000))])])
+    before = store.nbytes
+    placer.place([("A", "UINT8", (800_000,), bytes(800_000))])
+    assert store.nbytes == before
+
+
+def test_the_store_has_its_memory_back_after_a_trim(store):
+    placer = Placer(store)
+    placer.free([placer.place([A])])
+    placer.trim(0.0)
+    assert store.retag("")
+
+
 def test_many_threads_place_and_free(store, tmp_path):
     placer, reader = Placer(store), Reader(str(tmp_path))
 
     def work(number):
-        data = bytes([number]) * 1000
-        for _ in range(200):
-            placed = placer.place([("A", "UINT8", (1000,), data)])
+        for turn in range(200):
+            nbytes = 1000 + turn // 50 * 100
+            data = bytes([number]) * nbytes
+            placed = placer.place([("A", "UINT8", (nbytes,), data)])
             assert bytes(reader.view(*placed.references[0].place)) == data
             placer.free([placed])
 
