@@ -107,13 +107,14 @@ class Inbound:
 
     def take(self) -> Optional[List[memoryview]]:
         """The frames of the next message, writable; None if it has not all come. Raises ProtocolError."""
-        while True:
+        while self._start < len(self._data) or self._large is not None:
             ends = self._next_frame() if self._large is None else self._end_large(self._large)
             if ends is None:
                 return None
             if ends:
                 frames, self._frames = self._frames, []
                 return frames
+        return None
 
     def _next_frame(self) -> Optional[bool]:
         """Whether it ends a message; None if it has not all come."""

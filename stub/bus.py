@@ -179,10 +179,11 @@ class Bus:
     def _handle(self, received: Optional[Received]) -> bool:
         if received is None:
             return False
-        handler = self.handlers.get(type(received.message))
+        message, frames = received
+        handler = self.handlers.get(type(message))
         if handler is None:
-            raise errors.ProtocolError("{} that is not due".format(type(received.message).__name__))
-        handler(received.message, received.frames)
+            raise errors.ProtocolError("{} that is not due".format(type(message).__name__))
+        handler(message, frames)
         for waiter in self._waiters[:]:
             if waiter.done():
                 _let_go(waiter.permit)

@@ -126,7 +126,8 @@ class Channel:
             return self._receive_polled(timeout_ms)
         received = self._take()
         if received is None and timeout_ms:
-            self._set_timeout(timeout_ms)
+            if timeout_ms != self._timeout_ms:
+                self._set_timeout(timeout_ms)
             self._read(0)
             received = self._take()
         return received
@@ -197,8 +198,6 @@ class Channel:
             raise Closed
 
     def _set_timeout(self, timeout_ms: int) -> None:
-        if timeout_ms == self._timeout_ms:
-            return
         seconds, rest_ms = divmod(max(0, timeout_ms), 1000)  # 0 is for ever
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, rest_ms * 1000))
         self._timeout_ms = timeout_ms

@@ -81,7 +81,7 @@ class Delivery:
         self._lend_nothing = outputs.lend_nothing
         self._port = port
         self._failures = failures
-        self._abandoned: Deque[_Abandoned] = deque()
+        self.abandoned: Deque[_Abandoned] = deque()  # for ``take_abandoned`` to answer
 
     def convert(
         self, message: messages.Request, response: InferenceResponse, final: bool, frames: List[bytes]
@@ -160,16 +160,12 @@ class Delivery:
 
     def abandon(self, request: int, roots: Roots) -> None:
         """Nobody can answer it any more. In any thread, from a finalizer."""
-        self._abandoned.append(_Abandoned(request, roots))
+        self.abandoned.append(_Abandoned(request, roots))
         self._port.nudge()
-
-    @property
-    def has_abandoned(self) -> bool:
-        return bool(self._abandoned)
 
     def take_abandoned(self) -> List[messages.Response]:
         """The final responses to requests that were abandoned since the last time."""
-        return [self._answer(self._abandoned.popleft()) for _ in range(len(self._abandoned))]
+        return [self._answer(self.abandoned.popleft()) for _ in range(len(self.abandoned))]
 
     def _answer(self, abandoned: _Abandoned) -> messages.Response:
         if abandoned.request in self.cancelled:

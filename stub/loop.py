@@ -24,27 +24,24 @@ class Answers:
     """Executed batches on their way into one message, which must not wait for long."""
 
     def __init__(self) -> None:
-        self._executed: List[messages.Executed] = []
-        self._since_ns = 0
+        self.executed: List[messages.Executed] = []
         self.frames: List[bytes] = []  # of the message
+        self._since_ns = 0
 
-    def __len__(self) -> int:
-        return len(self._executed)
-
-    def add(self, executed: messages.Executed, now_ns: int) -> None:
-        if not self._executed:
-            self._since_ns = now_ns
-        self._executed.append(executed)
+    def add(self, executed: messages.Executed) -> None:
+        if not self.executed:
+            self._since_ns = executed.ended_ns
+        self.executed.append(executed)
 
     def would_wait_too_long(self, now_ns: int) -> bool:
         """If the next batch takes as long as the last one did."""
-        if not self._executed:
+        if not self.executed:
             return False
-        last = self._executed[-1]
+        last = self.executed[-1]
         return now_ns - self._since_ns + last.input_ns + last.infer_ns + last.output_ns > _LONGEST_WAIT_NS
 
     def take(self) -> Tuple[List[messages.Executed], List[bytes]]:
-        executed, self._executed = self._executed, []
+        executed, self.executed = self.executed, []
         frames, self.frames = self.frames, []
         return executed, frames
 
@@ -71,6 +68,7 @@ class Loop:
         self._answers = Answers()
         self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
         self._finished = False
+        self._free = (self._delivery.retained.gone, calls.untold_read, calls.untold_dropped)
         self._trims_due = 0
         self._trimmed_ns = 0
         bus.handlers[messages.Execute] = self._on_execute
@@ -117,10 +115,7 @@ class Loop:
         return bool(self._inbox) or self._finished
 
     def _has_something(self) -> bool:
-        return bool(self._inbox) or self._finished or self._delivery.has_abandoned or self._has_free()
-
-    def _has_free(self) -> bool:
-        return self._delivery.retained.has_gone or self._calls.has_read or self._calls.has_dropped
+        return bool(self._inbox or self._finished or self._delivery.abandoned or any(self._free))
 
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
         view_own, view_shared = self._reader.view, self._reader.view_shared
@@ -138,7 +133,7 @@ class Loop:
 
         self._trims_due = 2  # even if it only released outputs
         for number, batch in enumerate(batches):
-            if self._answers.would_wait_too_long(time.monotonic_ns()):
+            if self._answers.executed and self._answers.would_wait_too_long(time.monotonic_ns()):
                 self._flush()
             if number:
                 self._bus.glance()  # it may have been cancelled meanwhile
@@ -147,31 +142,32 @@ class Loop:
             executed = self._session.execute(batch, view, self._answers.frames)
             if self._status is not None:
                 self._status.status = 0
-            self._answers.add(executed, time.monotonic_ns())
+            self._answers.add(executed)
         if not self._inbox:
             self._session.forget_cancelled()
 
     def _gather(self) -> None:
         """Nothing to execute: tell what else there is to tell, memory that is free not at once."""
-        if self._has_free():
+        if any(self._free):
             self._trims_due = 2  # a thread of the model may call others long after ``execute``
-            if not self._delivery.has_abandoned:
+            if not self._delivery.abandoned:
                 self._bus.wait_idle(self._has_work, _GATHER_S)
         self._flush()
 
     def _flush_answers(self) -> None:
         """Before anything is waited for, inside ``execute`` too."""
-        if self._answers or self._delivery.has_abandoned:
+        if self._answers.executed or self._delivery.abandoned:
             self._flush()
 
     def _flush(self) -> None:
-        released = self._delivery.retained.collect() if self._delivery.retained.has_gone else []
-        read = self._calls.take_read() if self._calls.has_read else []
-        responses = self._delivery.take_abandoned() if self._delivery.has_abandoned else []
-        if self._answers or released or responses or read:
+        calls, delivery = self._calls, self._delivery
+        released = delivery.retained.collect() if delivery.retained.gone else []
+        read = calls.take_read() if calls.untold_read else []
+        responses = delivery.take_abandoned() if delivery.abandoned else []
+        if self._answers.executed or released or responses or read:
             executed, frames = self._answers.take()
             self._bus.send(messages.Results(messages.RESULTS, executed, released, responses, read), frames)
-        if self._calls.has_dropped:
+        if calls.untold_dropped:
             self._calls.tell_dropped()
 
     def _timeout_s(self) -> Optional[float]:

@@ -43,35 +43,27 @@ class OpenCalls:
         self._numbers = itertools.count(1)
         self._asked: Dict[int, List[messages.Told]] = {}
         self._callers: Dict[int, Caller] = {}
-        self._read: Deque[Tuple[str, int]] = deque()
-        self._dropped: Deque[Tuple[bool, int]] = deque()
+        self.untold_read: Deque[Tuple[str, int]] = deque()
+        self.untold_dropped: Deque[Tuple[bool, int]] = deque()
         bus.handlers[messages.Told] = self._told
         bus.handlers[messages.Answered] = self._answered
         bus.handlers[messages.Returned] = self._returned
         bus.on_fault = self._lost
 
-    @property
-    def has_read(self) -> bool:
-        return bool(self._read)
-
     def take_read(self) -> List[Tuple[str, int]]:
         """For Results.read: what was read since the last time."""
         read: List[Tuple[str, int]] = []
         with contextlib.suppress(IndexError):  # another thread may be telling, too
-            while self._read:
-                read.append(self._read.popleft())
+            while self.untold_read:
+                read.append(self.untold_read.popleft())
         return read
-
-    @property
-    def has_dropped(self) -> bool:
-        return bool(self._dropped)
 
     def tell_dropped(self) -> None:
         families: List[int] = []
         metrics: List[int] = []
         with contextlib.suppress(IndexError):  # another thread may be telling, too
             while True:
-                is_family, number = self._dropped.popleft()
+                is_family, number = self.untold_dropped.popleft()
                 (families if is_family else metrics).append(number)
         if families or metrics:
             self._send(messages.DropMetrics(messages.DROP_METRICS, families, metrics))
@@ -125,15 +117,15 @@ class OpenCalls:
         self.tell_dropped()
 
     def read(self, origin: str, lease: int) -> None:
-        self._read.append((origin, lease))
-        if len(self._read) == 1:
+        self.untold_read.append((origin, lease))
+        if len(self.untold_read) == 1:
             self._bus.nudge()
 
     def drop_metric(self, is_family: bool, number: int) -> None:
         families, metrics = ([number], []) if is_family else ([], [number])
         if not self._bus.send_from_finalizer(messages.DropMetrics(messages.DROP_METRICS, families, metrics)):
-            self._dropped.append((is_family, number))
-            if len(self._dropped) == 1:
+            self.untold_dropped.append((is_family, number))
+            if len(self.untold_dropped) == 1:
                 self._bus.nudge()
 
     def _send(self, message: messages.ToBroker, frames: Frames = ()) -> None:

@@ -29,17 +29,12 @@ class RetainedInputs:
     ``nudge`` is called, in any thread, when there is something to collect that there was not before."""
 
     def __init__(self, nudge: Callable[[], None]) -> None:
+        self.gone: Deque[_Held] = deque()  # for ``collect`` to look at
         self._held: Set[_Held] = set()
-        self._gone: Deque[_Held] = deque()
         self._nudge = nudge
 
     def __len__(self) -> int:
         return len(self._held)
-
-    @property
-    def has_gone(self) -> bool:
-        """Whether ``collect`` may have something to tell."""
-        return bool(self._gone)
 
     def hold(self, request: int, roots: Sequence[ref[NDArray[Any]]]) -> bool:
         """If any of the request's roots is alive: then its id comes out of ``collect`` once none is."""
@@ -50,15 +45,15 @@ class RetainedInputs:
 
     def _on_gone(self, held: _Held) -> None:
         """From a finalizer."""
-        self._gone.append(held)
-        if len(self._gone) == 1:
+        self.gone.append(held)
+        if len(self.gone) == 1:
             self._nudge()
 
     def collect(self) -> List[int]:
         """Requests whose last root has gone since the last call."""
         released: List[int] = []
-        while self._gone:
-            held = self._gone.popleft()
+        while self.gone:
+            held = self.gone.popleft()
             held.living -= 1
             if not held.living:
                 released.append(held.request)

@@ -173,7 +173,7 @@ def _execute(
         answers.note(executed.responses)
         requests = [request for request in requests if request.id in executed.rescheduled]
     while delivery.open:
-        answers.wait(lambda: not delivery.open or delivery.has_abandoned)
+        answers.wait(lambda: not delivery.open or delivery.abandoned)
         answers.note(delivery.take_abandoned())
     return answers.failures
 

@@ -206,7 +206,7 @@ class ForegroundModel:
     def _wait_for_the_rest(self, on_response: OnResponse) -> None:
         delivery = self._session.delivery
         while delivery.open:
-            self._port.wait(lambda: not delivery.open or delivery.has_abandoned)
+            self._port.wait(lambda: not delivery.open or delivery.abandoned)
             for response in delivery.take_abandoned():
                 on_response(response, ())
 

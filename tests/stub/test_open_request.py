@@ -168,11 +168,11 @@ def test_the_request_alone_can_still_answer(load: Load) -> None:
     loaded, sender = kept(load, **DECOUPLED)
     del sender
     gc.collect()
-    assert not loaded.session.delivery.has_abandoned
+    assert not loaded.session.delivery.abandoned
     loaded.model.instance.requests[0].get_response_sender().send(flags=1)
     loaded.model.instance.requests.clear()
     gc.collect()
-    assert not loaded.session.delivery.has_abandoned
+    assert not loaded.session.delivery.abandoned
 
 
 def test_one_that_was_cancelled_is_answered_as_cancelled(load: Load) -> None:
