@@ -119,16 +119,16 @@ class Inbound:
     def _next_frame(self) -> Optional[bool]:
         """Whether it ends a message; None if it has not all come."""
         data, start = self._data, self._start
-        there = len(data) - start
-        if there < _SHORT_SIZE:
+        begin = start + _SHORT_SIZE
+        if begin > len(data):
             return None
-        flags, size, head = data[start], data[start + 1], _SHORT_SIZE
+        flags, size = data[start:begin]
         if flags & _LONG:
-            head = _LONG_SIZE
-            if there < head:
+            begin = start + _LONG_SIZE
+            if begin > len(data):
                 return None
-            size = int.from_bytes(data[start + 1 : start + head], "big")
-        begin, end = start + head, start + head + size
+            size = int.from_bytes(data[start + 1 : begin], "big")
+        end = begin + size
         if end > len(data):
             if size > _LARGE:
                 self._begin_large(flags, size, begin)

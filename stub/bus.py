@@ -151,10 +151,12 @@ class Bus:
                     raise self._fault
                 if done():
                     return True
-                left_s = -0.001 if deadline == math.inf else deadline - time.monotonic()
-                if left_s <= 0 and deadline < math.inf:
-                    return False
-                self._handle(self._channel.receive(math.ceil(left_s * 1000)))
+                timeout_ms = -1
+                if deadline < math.inf:
+                    timeout_ms = math.ceil((deadline - time.monotonic()) * 1000)
+                    if timeout_ms <= 0:
+                        return False
+                self._handle(self._channel.receive(timeout_ms))
             return None
         finally:
             self._is_reading = outer

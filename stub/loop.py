@@ -91,9 +91,10 @@ class Loop:
     # --- in whichever thread reads the bus
 
     def _on_execute(self, message: messages.Execute, frames: List[memoryview]) -> None:
-        self._outputs.release(message.released)
-        if message.released and self._delivery.decoupled:
-            self._delivery.pacing.released(message.released)
+        if message.released:
+            self._outputs.release(message.released)
+            if self._delivery.decoupled:
+                self._delivery.pacing.released(message.released)
         if message.paced:
             self._delivery.pacing.begin(message.paced)
         if message.inline:

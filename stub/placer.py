@@ -49,15 +49,11 @@ class Placer:
 
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
         """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
-        total = 0
-        for _, _, _, data in tensors:
-            if not isinstance(data, Place):
-                nbytes = len(data)
-                total += nbytes + -nbytes % ALIGNMENT
-        block = None if inline else self._allocate(total)
-        placed = _new(Placed, ([], [], block, []))
-        references, frames, _, roots = placed
-        start = 0
+        block = None if inline else self._allocate(_nbytes(tensors))
+        references: List[messages.TensorRef] = []
+        frames: List[bytes] = []
+        roots: List[NDArray[Any]] = []
+        start = 0  # in the block
         for name, datatype, shape, data in tensors:
             place: Union[messages.Handle, int]
             if isinstance(data, Place):
@@ -68,16 +64,16 @@ class Placer:
                 place = first_frame + len(frames)
                 frames.append(bytes(data))  # a copy: the model may use its array again before the message leaves
             else:
-                nbytes = len(data)
                 segment, offset, _, view, _ = block
+                end = start + len(data)
                 if isinstance(data, gpu.DeviceArray):
-                    data.copy_into(view[start : start + nbytes])
+                    data.copy_into(view[start:end])
                 else:
-                    view[start : start + nbytes] = data
-                place = _new(messages.Handle, (segment, offset + start, nbytes))
-                start += nbytes + -nbytes % ALIGNMENT
+                    view[start:end] = data
+                place = _new(messages.Handle, (segment, offset + start, end - start))
+                start = end + -end % ALIGNMENT
             references.append(_new(messages.TensorRef, (name, datatype, shape, place, False)))
-        return placed
+        return _new(Placed, (references, frames, block, roots))
 
     def free(self, placed: Sequence[Placed]) -> None:
         blocks = []
@@ -117,3 +113,13 @@ class Placer:
                 while blocks:
                     own.free(blocks.pop())
         self._spare.clear()
+
+
+def _nbytes(tensors: Sequence[PlacedTensor]) -> int:
+    """That they take in a block."""
+    total = 0
+    for _, _, _, data in tensors:
+        if not isinstance(data, Place):
+            total += len(data)
+            total += -total % ALIGNMENT
+    return total

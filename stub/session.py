@@ -92,8 +92,16 @@ class Session:
             if not failure:
                 again = [each.message.id for each in opened if each.release and self._reschedules(each)]
         end_ns = self._clock_ns()
-        durations = (received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns)
-        return messages.Executed(batch.id, *durations, bool(failure), responses, again, end_ns)
+        return messages.Executed(
+            batch.id,
+            received_ns - begin_ns,
+            executed_ns - received_ns,
+            end_ns - executed_ns,
+            bool(failure),
+            responses,
+            again,
+            end_ns,
+        )
 
     def cancel(self, message: messages.Cancel) -> None:
         """From any thread. Requests may be named that have not come yet, or have been answered."""
