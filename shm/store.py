@@ -18,8 +18,6 @@ KEEP_EMPTY_S = 10.0
 # pages.
 PRIVATE_NBYTES = 16 << 20
 
-_new = tuple.__new__  # makes a NamedTuple in half the time that its own constructor takes
-
 
 class Part(Protocol):
     """Of a block of the store, which its owner gives out in pieces."""
@@ -93,7 +91,7 @@ class Store:
             region, start = self._allocate_hard(nbytes)
         start += HEADER_NBYTES
         region.empty_since = None
-        return _new(Block, (region.name, start, nbytes, region.buf[start : start + nbytes], None))
+        return Block(region.name, start, nbytes, region.buf[start : start + nbytes])
 
     def view(self, segment: str, offset: int, nbytes: int) -> memoryview:
         """The bytes of a handle into this store, for readers who do not share its memory. Raises BadHandle."""

@@ -9,10 +9,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from numpy.typing import NDArray
 
 from . import forks, gpu
+from .named_tuples import new
 from .shared import ALIGNMENT, messages, shm_errors, store
 from .tensor import Place
-
-_new = tuple.__new__  # makes a NamedTuple in half the time that its own constructor takes
 
 # name, wire datatype, shape, and where the binary form is now: of bytes (1-D, format "B") len() is their nbytes.
 PlacedTensor = Tuple[str, str, Tuple[int, ...], Union[bytes, memoryview, gpu.DeviceArray, Place]]
@@ -70,10 +69,10 @@ class Placer:
                     data.copy_into(view[start:end])
                 else:
                     view[start:end] = data
-                place = _new(messages.Handle, (segment, offset + start, end - start))
+                place = new(messages.Handle, (segment, offset + start, end - start))
                 start = end + -end % ALIGNMENT
-            references.append(_new(messages.TensorRef, (name, datatype, shape, place, False)))
-        return _new(Placed, (references, frames, block, roots))
+            references.append(new(messages.TensorRef, (name, datatype, shape, place, False)))
+        return new(Placed, (references, frames, block, roots))
 
     def free(self, placed: Sequence[Placed]) -> None:
         blocks = []

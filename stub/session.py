@@ -17,6 +17,7 @@ from .exception_text import exception_text
 from .failures import Failures
 from .logger import LogSink
 from .lookup import using_decoupled_model_transaction_policy
+from .named_tuples import new
 from .open_request import MORE_THAN_ONE, OpenRequest
 from .request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from .request import receive as receive_request
@@ -92,16 +93,9 @@ class Session:
             if not failure:
                 again = [each.message.id for each in opened if each.release and self._reschedules(each)]
         end_ns = self._clock_ns()
-        return messages.Executed(
-            batch.id,
-            received_ns - begin_ns,
-            executed_ns - received_ns,
-            end_ns - executed_ns,
-            bool(failure),
-            responses,
-            again,
-            end_ns,
-        )
+        input_ns, infer_ns, output_ns = received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns
+        fields = (batch.id, input_ns, infer_ns, output_ns, bool(failure), responses, again, end_ns)
+        return new(messages.Executed, fields)
 
     def cancel(self, message: messages.Cancel) -> None:
         """From any thread. Requests may be named that have not come yet, or have been answered."""
