@@ -68,6 +68,7 @@ class Loop:
         self._answers = Answers()
         self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
         self._finished = False
+        # What the broker can be told is free; there is something to tell while one of them is not empty.
         self._free = (self._delivery.retained.gone, calls.untold_read, calls.untold_dropped)
         self._trims_due = 0
         self._trimmed_ns = 0
