@@ -49,9 +49,17 @@ class Placer:
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
         """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
         block = None if inline else self._allocate(_nbytes(tensors))
-        references: List[messages.TensorRef] = []
-        frames: List[bytes] = []
-        roots: List[NDArray[Any]] = []
+        placed = new(Placed, ([], [], block, []))
+        try:
+            self._place_each(tensors, placed, first_frame)
+        except BaseException:  # of a device, or of a signal handler of the model
+            self.free([placed])
+            raise
+        return placed
+
+    @staticmethod
+    def _place_each(tensors: Sequence[PlacedTensor], placed: Placed, first_frame: int) -> None:
+        references, frames, block, roots = placed
         start = 0  # in the block
         for name, datatype, shape, data in tensors:
             place: Union[messages.Handle, int]
@@ -72,7 +80,6 @@ class Placer:
                 place = new(messages.Handle, (segment, offset + start, end - start))
                 start = end + -end % ALIGNMENT
             references.append(new(messages.TensorRef, (name, datatype, shape, place, False)))
-        return new(Placed, (references, frames, block, roots))
 
     def free(self, placed: Sequence[Placed]) -> None:
         blocks = []

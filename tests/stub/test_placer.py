@@ -99,3 +99,11 @@ def test_what_is_to_be_inline_takes_no_memory(store):
     placed = Placer(store).place([A, A], first_frame=2, inline=True)
     assert [tensor.place for tensor in placed.references] == [2, 3]
     assert (placed.frames, placed.is_on_lease) == ([b"abc", b"abc"], False)
+
+
+def test_the_memory_of_what_cannot_be_copied_is_free_again(store):
+    placer = Placer(store)
+    with pytest.raises(TypeError):
+        placer.place([A, ("B", "UINT8", (3,), [1, 2, 3])])
+    placer.trim(0.0)
+    assert all(region.arena.is_empty for region in store._regions)
