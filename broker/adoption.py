@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from broker.answering import Answering
 from broker.events import Action, Kill, Override, StubDied, StubSaid
-from broker.instance import Dispatched, Instance, InstanceState, Open, Timing
+from broker.instance import Dispatched, Instance, InstanceState, Open
 from broker.model import ModelVersion, files_of
 from broker.model_config import InstanceSpec
 from broker.model_files import PREFIX
-from broker.queue import Pending, ReplySink
+from broker.queue import Pending, ReplySink, Timing
 from broker.roster import Roster
 from protocol.codec import decode_from_stub
 from protocol.errors import ProtocolError
@@ -148,7 +148,7 @@ class Adoption:
             instance.outstanding.append(Dispatched(batch, pendings, now))
         for request in stub.open:
             pending = self._pending(version, request, sink, instance, now)
-            instance.open[request] = Open(pending, 0, Timing(now, 0, 0, 0))
+            instance.open[request] = Open(pending, 0, Timing(now))
         self._roster.add_instance(version, instance)
         return instance
 

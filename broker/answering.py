@@ -16,10 +16,10 @@ from broker.ensemble_leases import ORIGIN
 from broker.ensembles import Ensembles
 from broker.events import Action, Answer, Kill, Pause, Say
 from broker.inherited import InheritedLeases
-from broker.instance import Dispatched, IllegalTransition, Instance, Open, Timing
+from broker.instance import Dispatched, IllegalTransition, Instance, Open
 from broker.iterative import again
 from broker.model import ModelVersion
-from broker.queue import Frames, Pending
+from broker.queue import Frames, Pending, Timing
 from broker.registry import Registry
 from broker.releases import Releases
 from broker.response_cache import ResponseCache
@@ -257,7 +257,8 @@ class Answering:
 
     def _count_flow(self, version: ModelVersion, pending: Pending, response: Response, now: int) -> None:
         """An ensemble counts as one execution that takes as long as all its steps."""
-        timing = self.ensembles.take_timing(pending)
+        timing = pending.spent
+        assert timing is not None
         if response.error is not None:
             version.recorder.failed(_REASONS.get(response.error[0], OTHER), now - pending.arrived_ns)
             return
@@ -266,14 +267,18 @@ class Answering:
 
     def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
         """A request that its model has answered; an error among its responses makes it a failure."""
+        input_ns, infer_ns, output_ns = timing.input_ns, timing.infer_ns, timing.output_ns
         if pending.whole is not None:
-            self.ensembles.time(pending.whole, timing)
+            spent = pending.whole.spent
+            assert spent is not None
+            spent.input_ns += input_ns
+            spent.infer_ns += infer_ns
+            spent.output_ns += output_ns
         total_ns = now - pending.arrived_ns
         if pending.error is not None:
             version.recorder.failed(_REASONS.get(pending.error[0], BACKEND), total_ns)
             return
-        sent_ns, input_ns, infer_ns, output_ns = timing
-        queue_ns = sent_ns - pending.arrived_ns
+        queue_ns = timing.sent_ns - pending.arrived_ns
         now_ms = now // 1_000_000 + self._epoch_ms
         version.recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
 

@@ -71,7 +71,7 @@ class Calls:
         ]
         # Much quicker than _replace.
         request = Request(next(self._ids), request.model, version.version, inputs, *request[4:])
-        return Pending(request, frames, None, version.batch_size(request), now, caller)
+        return Pending(request, frames, None, version.batch_size(request), now, caller, waits=caller.waits)
 
     def find(self, key: str, call: int) -> Pending | None:
         return self._calls.get((key, call))

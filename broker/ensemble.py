@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct, structs
+
 from broker.step_slots import StepSlots
 from protocol.errors import InvalidArgument
 from protocol.messages import TensorRef
@@ -113,17 +115,12 @@ class Plan:
         return sorted(found)
 
 
-class Memory:
-    """What tensors lie in: the outputs of one response, or with origin "" the inputs of the ensemble's request.
+class Memory(Struct, eq=False):
+    """What tensors lie in: the outputs of one response, or with origin "" the inputs of the ensemble's request."""
 
-    ``uses`` counts who looks at it: tensors that wait for readers, steps that were given them, responses."""
-
-    __slots__ = ("lease", "origin", "uses")
-
-    def __init__(self, origin: str, lease: int, uses: int = 0) -> None:
-        self.origin = origin
-        self.lease = lease
-        self.uses = uses
+    origin: str
+    lease: int
+    uses: int = 0  # who looks at it: tensors that wait for readers, steps that were given them, responses
 
 
 class SequenceMark(NamedTuple):
@@ -133,7 +130,7 @@ class SequenceMark(NamedTuple):
     flags: int
 
 
-class Value(NamedTuple):
+class Value(Struct):
     """A tensor. ``frame`` are its bytes if they lie in no shared memory, ``memory`` what must not go before it."""
 
     tensor: TensorRef
@@ -142,7 +139,7 @@ class Value(NamedTuple):
     mark: SequenceMark | None = None  # given by the response that brought it, in place of the request's own
 
 
-class Started(NamedTuple):
+class Started(Struct):
     """A step that runs: a request to its model."""
 
     number: int
@@ -151,7 +148,7 @@ class Started(NamedTuple):
     inputs: list[tuple[str, Value]]  # by the model's names
 
 
-class Progress(NamedTuple):
+class Progress(Struct):
     """Steps to start, then responses to send, by the ensemble's names. It is over after them if nothing runs."""
 
     started: list[Started]
@@ -159,14 +156,11 @@ class Progress(NamedTuple):
     over: bool
 
 
-class _Kept:
-    """A tensor of one iteration with the readers that it still waits for. None is one that its step did not give."""
+class _Kept(Struct):
+    """A tensor of one iteration. None is one that its step did not give."""
 
-    __slots__ = ("left", "value")
-
-    def __init__(self, value: Value | None, left: int) -> None:
-        self.value = value
-        self.left = left
+    value: Value | None
+    left: int  # readers that it still waits for
 
 
 class Run:
@@ -237,7 +231,8 @@ class Run:
         self._waiting.clear()
         self.slots.forget(self)
         for kept in self._kept.values():
-            self._drop(kept.value)
+            if kept.value is not None and kept.value.memory is not None:
+                self.drop(kept.value.memory)
         self._kept.clear()
 
     def finished(self, number: int) -> None:
@@ -263,7 +258,8 @@ class Run:
     def let_go(self, started: Started) -> None:
         """The step's model does not look at its inputs any more."""
         for _, value in started.inputs:
-            self._drop(value)
+            if value.memory is not None:
+                self.drop(value.memory)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -278,7 +274,7 @@ class Run:
                 continue
             if value is not None:
                 if left > 1:
-                    value = value._replace(tensor=value.tensor._replace(shared=True))
+                    value = structs.replace(value, tensor=value.tensor._replace(shared=True))
                 if value.memory is not None:
                     value.memory.uses += 1
             if tensor in route.direct:
@@ -356,10 +352,6 @@ class Run:
         return {name: value for name, value in values.items() if value is not None}
 
     # --- memory ---------------------------------------------------------------------------------------------------
-
-    def _drop(self, value: Value | None) -> None:
-        if value is not None and value.memory is not None:
-            self.drop(value.memory)
 
     def drop(self, memory: Memory) -> None:
         memory.uses -= 1

@@ -6,7 +6,7 @@ goes before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from broker.calls import model_shapes
@@ -15,14 +15,13 @@ from broker.ensemble_leases import ORIGIN, EnsembleLeases, LeaseOwner
 from broker.ensemble_tensors import inputs_of, outputs_of, parameters_of, placed
 from broker.events import Action, Say, Send
 from broker.flow import Flow
-from broker.instance import Timing
 from broker.model import ModelVersion
 from broker.patience import PATIENCE_NS, Patience
-from broker.queue import Frames, Pending
+from broker.queue import Frames, Pending, Timing
 from broker.registry import Registry
 from broker.step_slots import StepSlots
 from protocol.errors import Cancelled, InvalidArgument, ServingError, error_of
-from protocol.messages import CREDIT, Credit, Request, Response, TensorRef
+from protocol.messages import CREDIT, Credit, Request, Response, TensorRef, new
 
 _WINDOW = 64  # responses that a stream may be ahead of what is known to have been read
 
@@ -49,7 +48,6 @@ class Ensembles:
         self._owner = owner
         self._flows: dict[int, Flow] = {}  # by request id
         self._steps: dict[int, tuple[Flow, Started]] = {}  # by request id
-        self._timings: dict[int, list[int]] = {}  # summed over the steps, by request id until it is counted
         self._opened: list[tuple[ModelVersion, Pending]] = []
         self._unwanted: list[int] = []
         self._leases = EnsembleLeases(owner, first_lease)
@@ -65,7 +63,7 @@ class Ensembles:
             version.step_slots = StepSlots(plan.max_inflight)
         run = Run(plan, pending.request.outputs, version.step_slots, pending.request.id)
         flow = self._flows[pending.request.id] = Flow(version, pending, run)
-        self._timings[pending.request.id] = [now, 0, 0, 0]
+        pending.spent = Timing(now)
         version.flows += 1
         try:
             flow.members = [self._registry.find(step.model, step.version) for step in plan.steps]
@@ -90,8 +88,12 @@ class Ensembles:
         elif pending.window:
             flow.ahead[started.number] = (origin, flow.ahead.get(started.number, ("", 0))[1] + 1)
         if not run.over and response.error is None:
-            outputs = outputs_of(version, response, memory, frames)
-            actions += self._go_on(flow, started, outputs, response.final, now)
+            try:
+                progress = run.responded(started.number, outputs_of(version, response, memory, frames), response.final)
+            except InvalidArgument as error:
+                actions += self._fail(flow, flow.wrapped(flow.with_id(error)), now)
+            else:
+                actions += self._carry_out(flow, progress, now)
         else:
             if not run.over and response.error is not None:
                 actions += self._fail(flow, flow.wrapped(error_of(*response.error)), now)
@@ -123,19 +125,6 @@ class Ensembles:
         """Its client is gone; returns the steps that are to be cancelled for it."""
         flow = self._flows[request]
         return [step.request.id for step in flow.steps.values()]
-
-    def time(self, whole: Pending, timing: Timing) -> None:
-        """Of a step that was executed for this request."""
-        spent = self._timings.get(whole.request.id)
-        if spent is not None:
-            _, input_ns, infer_ns, output_ns = timing
-            spent[1] += input_ns
-            spent[2] += infer_ns
-            spent[3] += output_ns
-
-    def take_timing(self, pending: Pending) -> Timing:
-        """Of a request that is to be counted: what all its steps together have taken."""
-        return Timing(*self._timings.pop(pending.request.id))
 
     @property
     def has_news(self) -> bool:
@@ -173,30 +162,33 @@ class Ensembles:
 
     # --- on its way -------------------------------------------------------------------------------------------------
 
-    def _go_on(self, flow: Flow, started: Started, outputs: dict[str, Value], final: bool, now: int) -> list[Action]:
-        try:
-            progress = flow.run.responded(started.number, outputs, final)
-        except InvalidArgument as error:
-            return self._fail(flow, flow.wrapped(flow.with_id(error)), now)
-        return self._carry_out(flow, progress, now)
-
     def _carry_out(self, flow: Flow, progress: Progress, now: int) -> list[Action]:
-        started, responses, over = progress
         actions: list[Action] = []
+        over, responses = progress.over, progress.responses
         if over and not responses:
             responses = [{}]
         for position, values in enumerate(responses, 1):
             actions += self._respond(flow, values, over and position == len(responses), now)
+        started = progress.started
         if started and flow.pending.unwanted:
             return actions + self._give_up(flow, started, Cancelled(""), now)
-        return actions + self._open_all(flow, started, now) if started else actions
+        return actions + self._open(flow, started, now) if started else actions
 
-    def _open_all(self, flow: Flow, started: list[Started], now: int) -> list[Action]:
+    def _open(self, flow: Flow, started: list[Started], now: int) -> list[Action]:
+        whole = flow.pending
         for position, one in enumerate(started):
+            version = flow.members[one.step]
+            frames: list[memoryview | bytes] = []
             try:
-                self._open(flow, one, now)
-            except ServingError as error:
+                request = self._request(flow, one, version, frames)
+            except InvalidArgument as error:  # its model does not take the tensors
                 return self._give_up(flow, started[position:], flow.wrapped(error), now)
+            pending = Pending(request, frames, None, version.batch_size(request), now, whole=whole, waits=whole.waits)
+            if version.config.decoupled and version.plan is None:
+                pending.window = flow.run.plan.max_inflight or (_WINDOW if self._max_unread else 0)
+            flow.steps[one.number] = pending
+            self._steps[request.id] = (flow, one)
+            self._opened.append((version, pending))
         return []
 
     def _give_up(self, flow: Flow, never: list[Started], error: ServingError, now: int) -> list[Action]:
@@ -206,19 +198,6 @@ class Ensembles:
             flow.run.let_go(started)
         return self._fail(flow, error, now)
 
-    def _open(self, flow: Flow, started: Started, now: int) -> None:
-        """Raises InvalidArgument if its model does not take the tensors."""
-        version = flow.members[started.step]
-        frames: list[memoryview | bytes] = []
-        request = self._request(flow, started, version, frames)
-        pending = Pending(request, frames, None, version.batch_size(request), now)
-        pending.whole, pending.waits = flow.pending, flow.pending.waits
-        if version.config.decoupled and version.plan is None:
-            pending.window = flow.run.plan.max_inflight or (_WINDOW if self._max_unread else 0)
-        flow.steps[started.number] = pending
-        self._steps[request.id] = (flow, started)
-        self._opened.append((version, pending))
-
     def _request(
         self, flow: Flow, started: Started, version: ModelVersion, frames: list[memoryview | bytes]
     ) -> Request:
@@ -226,18 +205,17 @@ class Ensembles:
         asked = flow.pending.request
         wanted = flow.run.route.asked[started.step]
         correlation_id, flags = asked.correlation_id, asked.flags
-        specs, batching = version.checker.inputs, version.config.max_batch_size > 0
         inputs: list[TensorRef] = []
-        for name, value in started.inputs:
-            inputs.append(placed(name, value, specs.get(name), batching, frames))
+        for (name, value), shape in zip(started.inputs, self._shapes(flow, started, version, wanted), strict=True):
+            _, datatype, _, place, shared = value.tensor
+            if value.frame is not None:
+                place = len(frames)
+                frames.append(value.frame)
+            inputs.append(new(TensorRef, (name, datatype, shape, place, shared)))
             if value.mark is not None:  # the last one counts
                 correlation_id, flags = value.mark
-        id = next(self._ids)
-        for position, shape in enumerate(model_shapes(version, asked.request_id, inputs, wanted, frames)):
-            if inputs[position].shape != shape:
-                inputs[position] = inputs[position]._replace(shape=shape)
-        return Request(  # much quicker than _replace
-            id,
+        fields = (
+            next(self._ids),
             version.name,
             version.version,
             inputs,
@@ -249,6 +227,29 @@ class Ensembles:
             asked.priority,
             asked.timeout_us,
         )
+        return new(Request, fields)
+
+    @staticmethod
+    def _shapes(flow: Flow, started: Started, version: ModelVersion, wanted: list[str]) -> Sequence[tuple[int, ...]]:
+        """Of the inputs, as the model gets them; what is given to it again and again is checked once. Raises
+        InvalidArgument if it does not take them."""
+        given: list[object] = [wanted]
+        in_frames = False
+        for name, value in started.inputs:
+            _, datatype, shape, place, _ = value.tensor
+            if isinstance(place, int):
+                in_frames = True
+            else:
+                given.append((name, datatype, shape, place.nbytes))
+        known, shapes = version.taken
+        if in_frames or given != known:
+            frames: list[memoryview | bytes] = []
+            specs, batching = version.checker.inputs, version.config.max_batch_size > 0
+            inputs = [placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
+            shapes = model_shapes(version, flow.pending.request.request_id, inputs, wanted, frames)
+            if not in_frames:
+                version.taken = (given, shapes)
+        return shapes
 
     # --- the pace ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class Ensembles:
             while (run := slots.next(step)) is not None:
                 assert isinstance(run, Run)
                 other = self._flows[run.id]
-                actions += self._open_all(other, run.resume(), now) + self._give_credit(other)
+                actions += self._open(other, run.resume(), now) + self._give_credit(other)
         self._patience.watch(slots, now)
         return actions
 
@@ -289,7 +290,7 @@ class Ensembles:
                 assert isinstance(run, Run)
                 flow = self._flows[run.id]
                 actions.append(_forced(flow.version, step, slots))
-                actions += self._open_all(flow, run.force(step), now) + self._give_credit(flow)
+                actions += self._open(flow, run.force(step), now) + self._give_credit(flow)
             self._patience.watch(slots, now)
         return actions
 

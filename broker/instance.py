@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.model_config import InstanceSpec
-from broker.queue import Pending, ReplySink
+from broker.queue import Pending, ReplySink, Timing
 from broker.settings import BrokerSettings
 from protocol.errors import InternalError, ServingError, Unavailable
 from protocol.messages import Executed
@@ -64,15 +64,6 @@ _SHORT_NS = _LEAD_NS = 1_000_000
 
 class IllegalTransition(Exception):
     """An event that the state does not know: the peer broke the protocol, or we did."""
-
-
-class Timing(NamedTuple):
-    """Of the execution that a request was part of."""
-
-    sent_ns: int  # when it left for the instance, in the clock of ``now``
-    input_ns: int
-    infer_ns: int
-    output_ns: int
 
 
 class Dispatched:

@@ -141,6 +141,7 @@ class ModelVersion:
         "state",
         "stays_until",
         "step_slots",
+        "taken",
         "tries",
         "update",
     )
@@ -165,6 +166,8 @@ class ModelVersion:
         self.held_back = 0  # until so many wait, none is given to an instance; for tests that need exact batches
         self.plan: Plan | None = None  # of an ensemble, which has no instances
         self.step_slots: StepSlots | None = None  # of an ensemble that has had a request
+        # What a step of an ensemble gave it last, if all lay in shared memory, and the shapes of that for the model.
+        self.taken: tuple[list[object], list[tuple[int, ...]]] = ([], [])
         self.cached = False  # its responses are
         self.flows = 0  # requests that run through it, of an ensemble, or that the cache works for
         self.expected = 0  # requests to ensembles that may still come to it

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from broker.queue_policy import ANYTHING, QueuePolicy
 from protocol.messages import Request, Response
 
@@ -31,57 +33,37 @@ class Caller(NamedTuple):
     parents: tuple[Pending, ...]  # what it was made for: nobody wants it any more if nobody wants any of these
 
 
-class Pending:
+class Timing(Struct):
+    """Of the execution that a request was part of; of an ensemble, summed over those of its steps."""
+
+    sent_ns: int  # when it left for the instance, in the clock of ``now``
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+class Pending(Struct, eq=False):
     """A request from its arrival to its one final response."""
 
-    __slots__ = (
-        "answered",
-        "arrived_ns",
-        "batch_size",
-        "caller",
-        "cancelled",
-        "error",
-        "frames",
-        "holder",
-        "request",
-        "requeued",
-        "responded_ns",
-        "responses",
-        "sink",
-        "taken_over",
-        "unwanted",
-        "waits",
-        "whole",
-        "window",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        frames: Frames,
-        sink: ReplySink | None,
-        batch_size: int,
-        arrived_ns: int,
-        caller: Caller | None = None,
-    ) -> None:
-        self.request = request
-        self.frames = frames
-        self.sink = sink  # None if it has a caller, or is a step
-        self.caller = caller
-        self.waits = caller is not None and caller.waits  # the execution of another model cannot end before it
-        self.taken_over = False  # from another broker, which alone knew its inputs
-        self.whole: Pending | None = None  # the request to an ensemble that it is a step of
-        self.window = 0  # responses that it may be ahead of Credit, as a step; 0: any number
-        self.batch_size = batch_size  # inferences it counts for; 1 for a model that does not batch
-        self.arrived_ns = arrived_ns
-        self.requeued = False  # it was behind a request whose instance died
-        self.cancelled = False  # while it was in the queue
-        self.unwanted = False  # its client has gone while it was with an instance
-        self.holder = 0  # index of the instance that holds it
-        self.error: tuple[int, str] | None = None  # the first among its responses
-        self.answered = False  # finally
-        self.responses = 0  # so far, of a decoupled model
-        self.responded_ns = 0  # when the last of them came; before that, when the request left for its instance
+    request: Request
+    frames: Frames
+    sink: ReplySink | None  # None if it has a caller, or is a step
+    batch_size: int  # inferences it counts for; 1 for a model that does not batch
+    arrived_ns: int
+    caller: Caller | None = None
+    whole: Pending | None = None  # the request to an ensemble that it is a step of
+    spent: Timing | None = None  # by its steps so far, if it is one to an ensemble
+    waits: bool = False  # the execution of another model cannot end before it
+    window: int = 0  # responses that it may be ahead of Credit, as a step; 0: any number
+    taken_over: bool = False  # from another broker, which alone knew its inputs
+    requeued: bool = False  # it was behind a request whose instance died
+    cancelled: bool = False  # while it was in the queue
+    unwanted: bool = False  # its client has gone while it was with an instance
+    holder: int = 0  # index of the instance that holds it
+    error: tuple[int, str] | None = None  # the first among its responses
+    answered: bool = False  # finally
+    responses: int = 0  # so far, of a decoupled model
+    responded_ns: int = 0  # when the last of them came; before that, when the request left for its instance
 
 
 class RequestQueue:

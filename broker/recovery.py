@@ -13,10 +13,10 @@ from itertools import islice
 
 from broker.answering import Answering
 from broker.events import Action, Say, Spawn, StubDied
-from broker.instance import Instance, InstanceEvent, InstanceState, Timing, not_healthy
+from broker.instance import Instance, InstanceEvent, InstanceState, not_healthy
 from broker.model import ModelVersion
 from broker.processes import start_process
-from broker.queue import Pending
+from broker.queue import Pending, Timing
 from broker.roster import Roster
 from broker.sequences import Sequences
 from broker.settings import BrokerSettings
@@ -72,7 +72,7 @@ class Recovery:
         spared: list[Pending] = []
         for batch in batches:
             for pending, ended_ns in batch.ended:
-                self._answering.count_ended(version, pending, Timing(batch.sent_ns, 0, 0, 0), ended_ns)
+                self._answering.count_ended(version, pending, Timing(batch.sent_ns), ended_ns)
             for pending in batch.unanswered():
                 again = not pending.taken_over and (culprit_known or not pending.requeued)
                 if event.lost or batch.id == inside or not again:

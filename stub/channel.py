@@ -19,7 +19,6 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 
 from . import codec, forks
 from .closed import Closed as Closed
-from .named_tuples import new
 from .shared import messages, zmtp
 
 # Taken before the model is there: gevent may replace those of the modules.
@@ -182,7 +181,7 @@ class Channel:
         while self._came:
             self._inbound.feed(self._came.popleft())
         frames = self._inbound.take()
-        return None if frames is None else new(Received, (codec.decode(frames[0]), frames[1:]))
+        return None if frames is None else messages.new(Received, (codec.decode(frames[0]), frames[1:]))
 
     def _read(self, flags: int) -> None:
         """What has come; with flags 0 it waits for something to come."""

@@ -8,7 +8,6 @@ from weakref import ref
 
 from .closed import Closed
 from .failures import Failures
-from .named_tuples import new
 from .pacing import Pacing
 from .placer import PlacedTensor
 from .response import InferenceResponse
@@ -116,7 +115,7 @@ class Delivery:
                 lease = self._lend_nothing()
         except Exception as full:
             return failed(request, self._failures.hidden("the outputs found no place", full), final)
-        return new(messages.Response, (request, outputs, lease, None, parameters, final, False, False))
+        return messages.new(messages.Response, (request, outputs, lease, None, parameters, final, False, False))
 
     def _compare(self, tensors: Sequence[PlacedTensor]) -> None:
         """As it is the model's first, which stands for all; clients are told what it is."""

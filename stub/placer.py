@@ -9,7 +9,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from numpy.typing import NDArray
 
 from . import forks, gpu
-from .named_tuples import new
 from .shared import ALIGNMENT, messages, shm_errors, store
 from .tensor import Place
 
@@ -49,7 +48,7 @@ class Placer:
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
         """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
         block = None if inline else self._allocate(_nbytes(tensors))
-        placed = new(Placed, ([], [], block, []))
+        placed = messages.new(Placed, ([], [], block, []))
         try:
             self._place_each(tensors, placed, first_frame)
         except BaseException:  # of a device, or of a signal handler of the model
@@ -77,9 +76,9 @@ class Placer:
                     data.copy_into(view[start:end])
                 else:
                     view[start:end] = data
-                place = new(messages.Handle, (segment, offset + start, end - start))
+                place = messages.new(messages.Handle, (segment, offset + start, end - start))
                 start = end + -end % ALIGNMENT
-            references.append(new(messages.TensorRef, (name, datatype, shape, place, False)))
+            references.append(messages.new(messages.TensorRef, (name, datatype, shape, place, False)))
 
     def free(self, placed: Sequence[Placed]) -> None:
         blocks = []

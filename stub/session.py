@@ -17,7 +17,6 @@ from .exception_text import exception_text
 from .failures import Failures
 from .logger import LogSink
 from .lookup import using_decoupled_model_transaction_policy
-from .named_tuples import new
 from .open_request import MORE_THAN_ONE, OpenRequest
 from .request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from .request import receive as receive_request
@@ -95,7 +94,7 @@ class Session:
         end_ns = self._clock_ns()
         input_ns, infer_ns, output_ns = received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns
         fields = (batch.id, input_ns, infer_ns, output_ns, bool(failure), responses, again, end_ns)
-        return new(messages.Executed, fields)
+        return messages.new(messages.Executed, fields)
 
     def cancel(self, message: messages.Cancel) -> None:
         """From any thread. Requests may be named that have not come yet, or have been answered."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from . import dlpack, gpu
 from .arguments import incompatible, text_argument
 from .bytes_tensor import join_elements, object_array, split_elements
-from .named_tuples import new
 from .numpy_types import DATATYPE, DTYPE
 from .shared import datatypes, messages, store
 from .triton_error import TritonModelException
@@ -219,7 +218,7 @@ def receive(
     else:
         tensor._handle = None if shared or borrowed else place
         # A large one is seen through a private mapping.
-        tensor._place = new(Place, (place, root, shared and nbytes < store.PRIVATE_NBYTES, borrowed))
+        tensor._place = messages.new(Place, (place, root, shared and nbytes < store.PRIVATE_NBYTES, borrowed))
     return tensor, root
 
 

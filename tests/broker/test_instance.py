@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.instance import TABLE, Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState, Open, Timing
+from broker.instance import TABLE, Dispatched, IllegalTransition, Instance, InstanceEvent, InstanceState, Open
 from broker.model_config import InstanceSpec
-from broker.queue import Pending
+from broker.queue import Pending, Timing
 from broker.settings import BrokerSettings
 from protocol.messages import Executed, Request, Response
 from tests.broker.conftest import Sink
