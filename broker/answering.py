@@ -117,18 +117,20 @@ class Answering:
         if not _answers_all(dispatched, executed):
             instance.outstanding.appendleft(dispatched)
             return self._executed_in_part(version, instance, executed, frames, now)
-        instance.observe(executed.input_ns + executed.infer_ns + executed.output_ns)
-        instance.freed(executed.ended_ns, now)
+        _, input_ns, infer_ns, output_ns, _, responses, _, ended_ns = executed
+        instance.observe(input_ns + infer_ns + output_ns)
+        instance.freed(ended_ns, now)
         self._uncounted.append((version, dispatched, executed, now))
         actions: list[Action] = []
-        for pending, response in zip(dispatched.requests, executed.responses, strict=True):
-            if response.retained:
-                instance.retained[response.request] = pending
-            del self.living[response.request]
+        for pending, response in zip(dispatched.requests, responses, strict=True):
+            request, _, _, error, _, _, retained, _ = response
+            if retained:
+                instance.retained[request] = pending
+            del self.living[request]
             pending.answered = True
             actions += self.answer(version, pending, response, instance.key, frames, now)
-            if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
-                actions.append(failure(version, pending, response.error[1]))
+            if error is not None and error[0] != ErrorKind.CANCELLED:
+                actions.append(failure(version, pending, error[1]))
         if version.sequences is not None:
             for pending in dispatched.requests:
                 version.sequences.done(pending, now)

@@ -141,8 +141,8 @@ class Dispatcher:
             for pending in pendings:
                 pending.holder = instance.index
                 pending.responded_ns = now
-                version.recorder.dequeued()
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
+            version.recorder.dequeued(len(pendings))
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now, places))
             sent.append(Batch(self._last_batch, requests, list(slots), places))
         if idle:

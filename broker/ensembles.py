@@ -78,32 +78,33 @@ class Ensembles:
         self, version: ModelVersion, pending: Pending, response: Response, origin: str, frames: Frames, now: int
     ) -> list[Action]:
         """``pending`` is a step."""
+        _, _, lease, error, _, final, retained, _ = response
         flow, started = self._steps[pending.request.id]
         run = flow.run
-        memory = self._leases.lend(origin, response.lease) if response.lease else None
+        memory = self._leases.lend(origin, lease) if lease else None
         actions: list[Action] = []
-        if response.final:
+        if final:
             del flow.steps[started.number]
             flow.ahead.pop(started.number, None)
         elif pending.window:
             flow.ahead[started.number] = (origin, flow.ahead.get(started.number, ("", 0))[1] + 1)
-        if not run.over and response.error is None:
+        if not run.over and error is None:
             try:
-                progress = run.responded(started.number, outputs_of(version, response, memory, frames), response.final)
-            except InvalidArgument as error:
-                actions += self._fail(flow, flow.wrapped(flow.with_id(error)), now)
+                progress = run.responded(started.number, outputs_of(version, response, memory, frames), final)
+            except InvalidArgument as refused:
+                actions += self._fail(flow, flow.wrapped(flow.with_id(refused)), now)
             else:
                 actions += self._carry_out(flow, progress, now)
         else:
-            if not run.over and response.error is not None:
-                actions += self._fail(flow, flow.wrapped(error_of(*response.error)), now)
-            if response.final:
+            if not run.over and error is not None:
+                actions += self._fail(flow, flow.wrapped(error_of(*error)), now)
+            if final:
                 run.finished(started.number)
-        if response.final and run.slots.limit:
+        if final and run.slots.limit:
             actions += self._let_others_go(flow, now)
         if flow.ahead:
             actions += self._give_credit(flow)
-        if response.final and not response.retained:
+        if final and not retained:
             del self._steps[pending.request.id]
             run.let_go(started)
         if memory is not None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from broker.model_config import InstanceSpec
 from broker.queue import Pending, ReplySink, Timing
 from broker.settings import BrokerSettings
@@ -66,19 +68,15 @@ class IllegalTransition(Exception):
     """An event that the state does not know: the peer broke the protocol, or we did."""
 
 
-class Dispatched:
+class Dispatched(Struct, eq=False):
     """A batch that an instance holds. ``ended`` are those of its requests that a response sender has answered before
     ``execute`` returned, and when; they count once their times are known."""
 
-    __slots__ = ("ended", "id", "places", "requests", "sent_ns")
-
-    def __init__(self, id: int, requests: list[Pending], sent_ns: int, places: int = 0) -> None:
-        """``places``: of the batch, where there are more than requests (null requests of sequences)."""
-        self.id = id
-        self.places = places
-        self.requests = requests
-        self.sent_ns = sent_ns
-        self.ended: list[tuple[Pending, int]] = []
+    id: int
+    requests: list[Pending]
+    sent_ns: int
+    places: int = 0  # of the batch, where there are more than requests (null requests of sequences)
+    ended: list[tuple[Pending, int]] = []
 
     @property
     def batch_size(self) -> int:

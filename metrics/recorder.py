@@ -118,9 +118,9 @@ class ModelRecorder:
         self.pending += 1
         self.pressure.queued += 1
 
-    def dequeued(self) -> None:
-        self.pending -= 1
-        self.pressure.queued -= 1
+    def dequeued(self, count: int = 1) -> None:
+        self.pending -= count
+        self.pressure.queued -= count
 
     def batch_closed(self, why: str) -> None:
         self.closed[why] += 1
