@@ -38,7 +38,7 @@ def test_failed_requests_leave_no_memory_behind(repository: Repository, start: S
     middle, descriptors = server.shm_bytes(), server.descriptors()
     answers = fail_often(server, REQUESTS)
     assert server.shm_bytes() - middle <= MiB
-    assert server.descriptors() <= descriptors + 2
+    eventually(lambda: server.descriptors() <= descriptors + 2)  # a connection may be closing still
     assert {answer.status for answer in answers} == {500}
     assert all(told in answer.error for answer in answers)
     assert server.pending("boom") == 0
