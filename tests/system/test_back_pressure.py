@@ -69,7 +69,7 @@ def test_a_slow_model_is_given_as_many_requests_as_it_has_instances(repository: 
     """The rest waits where it can still be cancelled or go to another instance."""
     code = """
     def execute(self, requests):
-        time.sleep(0.05)
+        time.sleep(0.2)
         return [respond(request, values(request)) for request in requests]
     """
     repository.add("slow", code, instances=2)
