@@ -12,11 +12,23 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import count, cycle
 from typing import NamedTuple
 
 from broker.core import Core
-from broker.events import Action, ClientGone, Event, HostJoined, LoadModels, Send, Spawn, StubSaid, Submitted
+from broker.events import (
+    Action,
+    Answer,
+    ClientGone,
+    Event,
+    HostJoined,
+    LoadModels,
+    OutputsRead,
+    Send,
+    Spawn,
+    StubSaid,
+    Submitted,
+)
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from broker.settings import BrokerSettings
@@ -52,8 +64,11 @@ class Stand:
     """A core with models "0", "1" ... of one instance each, unless ``fields`` of their sources say otherwise. What the
     stubs get they keep until told to answer."""
 
-    def __init__(self, models: int, ensemble: bool = False, hosts: int = 0, **fields: int) -> None:
-        """``hosts`` are stub hosts; without any all runs on the server's own."""
+    execute_ns = 100_000
+
+    def __init__(self, models: int, ensemble: bool = False, hosts: int = 0, lends: bool = False, **fields: int) -> None:
+        """``hosts`` are stub hosts; without any all runs on the server's own. With ``lends`` answers are on lease until
+        ``read``."""
         settings = BrokerSettings("ipc://x", "/x", auto_complete=False, hosted=hosts > 0)
         self.core = Core(settings, Recorder(), Handle("s", 128, 32), _NONCE, 0)
         self.now = 10**9
@@ -61,6 +76,9 @@ class Stand:
         self.keys: list[str] = []  # of the instances of each model in turn
         self.busy: dict[str, None] = {}  # stubs that hold something, in the order in which they got it
         self._last = self._hosts = self._up = 0
+        self._lends = lends
+        self._leases = count(1)
+        self._unread: list[OutputsRead] = []
         self._sink = _Sink()
         sources = [_source(str(number), **fields) for number in range(models)]
         if ensemble:
@@ -100,6 +118,8 @@ class Stand:
             if type(action) is Send and type(action.message) is Execute and action.message.batches:
                 self.held[action.key].append(action.message)
                 self.busy[action.key] = None
+            elif type(action) is Answer and action.response.lease:
+                self._unread.append(OutputsRead(action.origin, action.response.lease))
             elif type(action) is Spawn:
                 self.keys.append(action.key)
                 self.held[action.key] = []
@@ -117,12 +137,21 @@ class Stand:
         if not messages:
             return 0
         executed = [
-            Executed(batch.id, 1, 100_000, 1, False, [Response(one.id, [_OUTPUT], lease=0) for one in batch.requests])
+            Executed(batch.id, 1, self.execute_ns, 1, False, [self._response(one.id) for one in batch.requests])
             for message in messages
             for batch in message.batches
         ]
         self.handle(StubSaid(key, Results(RESULTS, executed, []), ()))
         return sum(len(one.responses) for one in executed)
+
+    def _response(self, request: int) -> Response:
+        return Response(request, [_OUTPUT], lease=next(self._leases) if self._lends else 0)
+
+    def read(self) -> None:
+        """The clients have read all that has been answered."""
+        unread, self._unread = self._unread, []
+        for event in unread:
+            self.handle(event)
 
 
 def _source(name: str, timeout_us: int = 0, delay_us: int = 0, batch: int = 0, instances: int = 1) -> VersionSource:
