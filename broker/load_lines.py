@@ -117,7 +117,10 @@ class LoadLines(dict[str, LoadLine]):
         if isinstance(asker, ForEnsemble):
             return asker.ensemble
         found = self.asking(asker)
-        return found[0].name if found is not None and found[0].state is VersionState.LOADING else ""
+        if found is None:
+            return ""
+        version, instance = found
+        return version.name if version.state is VersionState.LOADING or instance in version.joining else ""
 
     def refuse_circle(self, event: LoadModel) -> None:
         """A model that loads another one in ``initialize`` cannot be waited for by that one's load."""

@@ -7,7 +7,7 @@ import pytest
 from broker.events import Override, StubSaid
 from protocol.errors import InternalError
 from protocol.messages import CONTROL, Control, Told
-from tests.broker.test_control import ControlBench
+from tests.broker.test_control import ControlBench, source
 
 
 @pytest.fixture
@@ -145,4 +145,23 @@ def test_what_a_loading_model_waits_for_does_not_wait_for_its_place_though_other
     bench.found()
     assert len(bench.told(key)) == 1
     bench.loaded(key)
+    assert outer.error is None
+
+
+def test_what_an_instance_waits_for_that_is_added_does_not_wait_for_its_place():
+    bench = ControlBench(load_concurrency=1)
+    bench.serve(source("outer", fingerprint="a", files="x"), model="outer")
+    outer, inner = bench.ask_load("outer"), bench.ask_load("inner")
+    bench.found(source("outer", fingerprint="b", files="x", instances=2))
+    (added,) = bench.loading()
+    bench.hello(added)
+    bench.found()
+    assert bench.loading() == [added]
+    bench.says(added, "load", "inner")
+    (other,) = [key for key in bench.loading() if key != added]
+    bench.hello(other)
+    bench.loaded(other)
+    bench.found()
+    assert inner.error is None and len(bench.told(added)) == 1
+    bench.loaded(added)
     assert outer.error is None
