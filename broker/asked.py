@@ -64,11 +64,13 @@ class Asked:
     def load(self, event: LoadModel, now: int) -> list[Action]:
         try:
             self._check(event.model, event.asker)
-            self._lines.refuse_circle(event)
+            orders = self._of_every_namespace(event)
+            for one in orders:
+                self._lines.refuse_circle(one)
         except ServingError as error:
             return told(event.asker, error)
         actions: list[Action] = []
-        for one in self._of_every_namespace(event):
+        for one in orders:
             self._serving.name(one.model)
             actions += self._control.load(one, now)
         return actions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import Override, StubSaid
+from broker.events import Override, Reload, StubSaid
 from protocol.errors import InternalError
 from protocol.messages import CONTROL, Control, Told
-from tests.broker.test_control import ControlBench, source
+from tests.broker.test_control import Asked, ControlBench, source
 
 
 @pytest.fixture
@@ -165,3 +165,18 @@ def test_what_an_instance_waits_for_that_is_added_does_not_wait_for_its_place():
     assert inner.error is None and len(bench.told(added)) == 1
     bench.loaded(added)
     assert outer.error is None
+
+
+def test_a_load_that_would_wait_for_itself_is_refused_in_whatever_namespace():
+    bench = ControlBench(namespaces=("r", "s"))
+    bench.tell(Reload("r::a", Asked()))
+    bench.turn()
+    bench.found()
+    (a,) = bench.alive
+    bench.hello(a)
+    bench.says(a, "load", "b")
+    bench.found()
+    b = list(bench.alive)[-1]
+    bench.hello(b)
+    bench.says(b, "load", "a")
+    assert [told[2] for told in bench.told(b)] == [(3, "the load of model 'r::a' would wait for itself")]
