@@ -106,9 +106,11 @@ def test_a_model_that_loads_another_one_in_initialize_does_not_wait_for_its_own_
     assert outer.error is None
 
 
-def test_a_load_that_would_wait_for_itself_is_refused():
-    bench = ControlBench()
-    bench.ask_load("a")
+@pytest.mark.parametrize("namespaces, model", [((), "a"), (("r", "s"), "r::a")])
+def test_a_load_that_would_wait_for_itself_is_refused(namespaces, model):
+    bench = ControlBench(namespaces=namespaces)
+    bench.tell(Reload(model, Asked()))
+    bench.turn()
     bench.found()
     (a,) = bench.alive
     bench.hello(a)
@@ -117,7 +119,7 @@ def test_a_load_that_would_wait_for_itself_is_refused():
     b = list(bench.alive)[-1]
     bench.hello(b)
     bench.says(b, "load", "a")
-    assert [told[2] for told in bench.told(b)] == [(3, "the load of model 'a' would wait for itself")]
+    assert [told[2] for told in bench.told(b)] == [(3, f"the load of model '{model}' would wait for itself")]
 
 
 def test_in_finalize_nothing_is_loaded(serving):
@@ -165,18 +167,3 @@ def test_what_an_instance_waits_for_that_is_added_does_not_wait_for_its_place():
     assert inner.error is None and len(bench.told(added)) == 1
     bench.loaded(added)
     assert outer.error is None
-
-
-def test_a_load_that_would_wait_for_itself_is_refused_in_whatever_namespace():
-    bench = ControlBench(namespaces=("r", "s"))
-    bench.tell(Reload("r::a", Asked()))
-    bench.turn()
-    bench.found()
-    (a,) = bench.alive
-    bench.hello(a)
-    bench.says(a, "load", "b")
-    bench.found()
-    b = list(bench.alive)[-1]
-    bench.hello(b)
-    bench.says(b, "load", "a")
-    assert [told[2] for told in bench.told(b)] == [(3, "the load of model 'r::a' would wait for itself")]
