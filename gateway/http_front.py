@@ -77,9 +77,14 @@ class HttpFront:
             self._endpoints,
             self._receive_view,
             self._worker,
-            self.connections.add,
+            self._made,
             self._forget,
         )
+
+    def _made(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if self._endpoints.exiting:  # it was accepted before the socket was closed
+            connection.close_if_idle()
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import struct
 from functools import partial
 from pathlib import Path
@@ -538,6 +539,22 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(run: Run) ->
             assert (await busy.reply()).status == 200
             assert await busy.is_closed() and await late.is_closed()
             await drain
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_comes_in_the_last_moment_does_not_hold_up_the_exit(run: Run, turns: int) -> None:
+    """What was accepted and not made yet when the others were closed stayed open until the deadline."""
+
+    async def test(stand: Stand) -> None:
+        with socket.create_connection(("127.0.0.1", stand.front.port)):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await stand.front.drain(20)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not stand.front.connections
 
     run(test)
 
