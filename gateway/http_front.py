@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gateway.dataplane import DataPlane
 from gateway.header_forwarding import HeaderForwarding
+from gateway.http_call import Service
 from gateway.http_connection import Connection
 from gateway.http_routes import Endpoints
 from metrics.custom import CustomMetrics
@@ -33,10 +34,10 @@ class HttpFront:
         self.address = address
         self.port = port
         self.connections: set[Connection] = set()
-        self._dataplane = dataplane
         self._endpoints = Endpoints(dataplane, max_input_size, custom_metrics, forwarding)
         self._receive_view = memoryview(bytearray(_RECEIVE_NBYTES))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="HTTP compression")  # has no thread until it is needed
+        self._service = Service(dataplane, self._endpoints, self._worker)
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
@@ -72,14 +73,7 @@ class HttpFront:
             await self._all_gone.wait()
 
     def _connection(self) -> Connection:
-        return Connection(
-            self._dataplane,
-            self._endpoints,
-            self._receive_view,
-            self._worker,
-            self._made,
-            self._forget,
-        )
+        return Connection(self._service, self._receive_view, self._made, self._forget)
 
     def _made(self, connection: Connection) -> None:
         self.connections.add(connection)
