@@ -176,6 +176,18 @@ def test_a_client_that_leaves_cancels_its_request(run: Run) -> None:
     run(test)
 
 
+def test_a_client_that_leaves_takes_along_what_waits_behind_its_request(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        stand.bus.hold = True
+        async with stand.client() as client:
+            client.send(add_sub() + identity(bytes(1 << 18)))
+            await stand.until(lambda: any(connection._queue for connection in stand.front.connections))
+        await stand.bus.wait_for_cancel(0)
+        assert len(stand.bus.submitted) == 1
+
+    run(test)
+
+
 def test_a_client_that_leaves_amid_its_body_leaves_no_memory(run: Run) -> None:
     async def test(stand: Stand) -> None:
         async with stand.client() as client:
@@ -410,6 +422,32 @@ def test_an_error_of_the_model_has_the_status_of_its_kind(run: Run, kind: int, s
         async with stand.client() as client:
             reply = await client.ask(add_sub())
             assert (reply.status, reply.json()) == (status, {"error": 'said "no"'})
+
+    run(test)
+
+
+def test_a_model_that_answers_more_than_once_is_an_error(run: Run) -> None:
+    def twice(entry: Submitted) -> None:
+        entry.echo(final=False)
+        entry.echo()
+
+    async def test(stand: Stand) -> None:
+        stand.bus.models["id_uint8"] = twice
+        async with stand.client() as client:
+            for _ in range(2):
+                reply = await client.ask(identity(b"x"))
+                assert (reply.status, reply.json()) == (500, {"error": "expected a single response, got 2"})
+
+    run(test)
+
+
+def test_a_large_request_that_is_refused_when_all_of_it_is_here_leaves_nothing(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        tensor = {"name": "INPUT0", "shape": [8], "datatype": "UINT8", "parameters": {"binary_data_size": 8}}
+        async with stand.client() as client:
+            reply = await client.ask(infer("id_uint8", {"inputs": [tensor]}, bytes(1 << 18)))
+            assert reply.status == 400 and "unexpected additional input data" in reply.json()["error"]
+            assert memory_in_use(stand.bus.gateway_store) == 0
 
     run(test)
 

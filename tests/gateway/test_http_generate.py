@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from typing import Any
@@ -355,6 +356,24 @@ def test_the_connection_closes_after_a_clients_last_stream(run: Run) -> None:
             assert (await client.head()).headers["connection"] == "close"
             assert len(await client.chunks()) == 1
             assert await client.is_closed()
+
+    run(test)
+
+
+def test_draining_lets_a_stream_finish(run: Run) -> None:
+    async def test(stand: Stand) -> None:
+        hold_decoupled(stand)
+        async with stand.client() as client:
+            client.send(ask("dec"))
+            entry = await decoupled(stand)
+            entry.answer(numbers(1), final=False)
+            await client.head()
+            drain = asyncio.ensure_future(stand.front.drain(20))
+            await asyncio.sleep(0)
+            entry.answer(numbers(2))
+            assert len(await client.chunks()) == 2
+            assert await client.is_closed()
+            await drain
 
     run(test)
 
