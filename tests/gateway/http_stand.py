@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -13,6 +14,13 @@ from metrics.custom import CustomMetrics
 from tests.gateway.fake_bus import PLAIN, FakeBus, add_models, memory_in_use
 
 DEADLINE_S = 20
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+ONES = struct.pack("<16f", *[1.0] * 16)
+INPUTS = [
+    {"name": name, "shape": [16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}
+    for name in ("INPUT0", "INPUT1")
+]
 
 
 class Reply(NamedTuple):
@@ -113,3 +121,23 @@ async def serve_http(directory: str, test: Test, way: str = PLAIN) -> None:
 
 def post(path: str, body: bytes, headers: str = "", version: str = "1.1") -> bytes:
     return f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+def infer(model: str, header: Any, tail: bytes = b"", headers: str = "", version: str = "1.1") -> bytes:
+    text = json.dumps(header).encode()
+    size = f"Inference-Header-Content-Length: {len(text)}\r\n" if tail else ""
+    return post(f"/v2/models/{model}/infer", text + tail, size + headers, version)
+
+
+def add_sub(headers: str = "", version: str = "1.1", **members: Any) -> bytes:
+    return infer("add_sub", {"inputs": INPUTS, **members}, ONES + ONES, headers, version)
+
+
+def identity(data: bytes, binary: bool = True) -> bytes:
+    tensor = {
+        "name": "INPUT0",
+        "shape": [len(data)],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    return infer("id_uint8", {"inputs": [tensor], "parameters": {"binary_data_output": binary}}, data)
