@@ -16,7 +16,7 @@ import msgspec
 from broker.events import Keep, Kept, LookedUp, LookUp
 from broker.queue import Frames
 from broker.response_cache import layout
-from protocol.messages import Handle, TensorRef
+from protocol.messages import Handle, TensorPlace, TensorRef
 from shm.errors import BadHandle, ShmFull
 from shm.sparse import SparseSegment
 from shm.store import Reader
@@ -90,11 +90,12 @@ class CacheMemory:
 
     def _views(self, tensors: Sequence[TensorRef], frames: Frames) -> _Views:
         """Raises BadHandle or IndexError."""
-        data = [
-            self._reader.view(*tensor.place) if isinstance(tensor.place, Handle) else frames[tensor.place]
-            for tensor in tensors
-        ]
-        return _Views(tensors, data)
+        return _Views(tensors, [self._bytes(tensor.place, frames) for tensor in tensors])
+
+    def _bytes(self, place: TensorPlace, frames: Frames) -> memoryview | bytes:
+        if isinstance(place, Handle):
+            return self._reader.view(*place)
+        return frames[place] if isinstance(place, int) else place
 
     def read(self, handle: Handle) -> bytes:
         """A copy of what lies there, for who does not share the memory; b"" if nothing does."""

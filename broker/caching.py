@@ -200,6 +200,8 @@ def _sized(response: Response, frames: Frames) -> list[tuple[TensorRef, int]] | 
         place = tensor.place
         if isinstance(place, Handle):
             sized.append((tensor, place.nbytes))
+        elif isinstance(place, bytes):
+            sized.append((tensor, len(place)))
         elif 0 <= place < len(frames):
             sized.append((tensor, len(frames[place])))
         else:

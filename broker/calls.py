@@ -151,8 +151,13 @@ def model_shapes(
     """The shapes of the inputs as the model gets them. Raises InvalidArgument if they are none for it."""
     checked: list[CheckedInput] = []
     for name, datatype, shape, place, _ in inputs:
-        # Of a tensor in shared memory all that is known here is its length.
-        data = frames[place] if isinstance(place, int) else range(place.nbytes)
+        data: memoryview | bytes | range
+        if isinstance(place, int):
+            data = frames[place]
+        elif isinstance(place, bytes):
+            data = place
+        else:
+            data = range(place.nbytes)  # its length is all that is known here
         checked.append((name, datatype, list(shape), data, None))
     return version.checker.check(request_id, checked, outputs)
 

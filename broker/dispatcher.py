@@ -21,7 +21,7 @@ from broker.time_limits import EXECUTE as EXECUTE_LIMIT
 from broker.time_limits import TimeLimits
 from metrics.recorder import REJECTED
 from protocol.errors import Unavailable
-from protocol.messages import EXECUTE, Batch, Execute, Handle, Request, Starved
+from protocol.messages import EXECUTE, Batch, Execute, Request, Starved
 
 
 class Dispatcher:
@@ -208,7 +208,7 @@ def rebase(pending: Pending, frames: list[memoryview | bytes]) -> Request:
     first = len(frames)
     frames.extend(pending.frames)
     inputs = [
-        tensor if isinstance(tensor.place, Handle) else tensor._replace(place=first + tensor.place)
+        tensor._replace(place=first + tensor.place) if isinstance(tensor.place, int) else tensor
         for tensor in pending.request.inputs
     ]
     return pending.request._replace(inputs=inputs)

@@ -131,7 +131,7 @@ class SequenceMark(NamedTuple):
 
 
 class Value(Struct):
-    """A tensor. ``frame`` are its bytes if they lie in no shared memory, ``memory`` what must not go before it."""
+    """A tensor. ``frame`` are its bytes if they came in one, ``memory`` what must not go before it."""
 
     tensor: TensorRef
     frame: memoryview | bytes | None

@@ -9,7 +9,7 @@ from broker.ensemble import Memory
 from broker.events import Action
 from broker.flow import Flow
 from broker.queue import Pending
-from protocol.messages import TensorRef
+from protocol.messages import Handle, TensorRef
 
 ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
 
@@ -40,7 +40,7 @@ class EnsembleLeases:
     def new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef]) -> int:
         """For a response that shows these memories: it is over when the response has been read."""
         self._last_lease += 1
-        nbytes = sum(tensor.place.nbytes for tensor in outputs if not isinstance(tensor.place, int))
+        nbytes = sum(tensor.place.nbytes for tensor in outputs if isinstance(tensor.place, Handle))
         flow.unread += nbytes
         self._responses[self._last_lease] = (flow, memories, nbytes)
         return self._last_lease

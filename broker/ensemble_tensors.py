@@ -7,7 +7,7 @@ from broker.ensemble import Memory, SequenceMark, Value
 from broker.flow import Flow
 from broker.model import ModelVersion
 from broker.queue import Frames
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, Response, TensorRef
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Handle, Parameters, Response, TensorRef
 from protocol.signature import TensorSpec
 
 
@@ -31,9 +31,10 @@ def outputs_of(version: ModelVersion, response: Response, memory: Memory | None,
 
 
 def _value(tensor: TensorRef, frames: Frames, memory: Memory | None, mark: SequenceMark | None = None) -> Value:
-    if isinstance(tensor.place, int):
-        return Value(tensor, frames[tensor.place], None, mark)
-    return Value(tensor, None, memory, mark)
+    place = tensor.place
+    if type(place) is Handle:
+        return Value(tensor, None, memory, mark)
+    return Value(tensor, frames[place] if isinstance(place, int) else None, None, mark)
 
 
 def placed(

@@ -21,7 +21,7 @@ from broker.queue import Frames, Pending, Timing
 from broker.registry import Registry
 from broker.step_slots import StepSlots
 from protocol.errors import Cancelled, InvalidArgument, ServingError, error_of
-from protocol.messages import CREDIT, Credit, Request, Response, TensorRef, new
+from protocol.messages import CREDIT, Credit, Handle, Request, Response, TensorRef, new
 
 _WINDOW = 64  # responses that a stream may be ahead of what is known to have been read
 
@@ -235,20 +235,22 @@ class Ensembles:
         """Of the inputs, as the model gets them; what is given to it again and again is checked once. Raises
         InvalidArgument if it does not take them."""
         given: list[object] = [wanted]
-        in_frames = False
+        anew = False
         for name, value in started.inputs:
             _, datatype, shape, place, _ = value.tensor
-            if isinstance(place, int):
-                in_frames = True
-            else:
+            if isinstance(place, Handle):
                 given.append((name, datatype, shape, place.nbytes))
+            elif isinstance(place, bytes) and datatype != "BYTES":  # of those the elements are looked at
+                given.append((name, datatype, shape, len(place)))
+            else:
+                anew = True
         known, shapes = version.taken
-        if in_frames or given != known:
+        if anew or given != known:
             frames: list[memoryview | bytes] = []
             specs, batching = version.checker.inputs, version.config.max_batch_size > 0
             inputs = [placed(name, value, specs.get(name), batching, frames) for name, value in started.inputs]
             shapes = model_shapes(version, flow.pending.request.request_id, inputs, wanted, frames)
-            if not in_frames:
+            if not anew:
                 version.taken = (given, shapes)
         return shapes
 

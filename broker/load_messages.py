@@ -48,9 +48,20 @@ class LoadMessages:
     def _send_load(self, key: str, mode: str, version: ModelVersion, args: dict[str, str]) -> Send:
         source, backend = version.source, self._settings.backends.get(version.config.backend)
         file = backend.model_file if backend is not None else source.model_file
-        directory = self._settings.shm_directory
-        unread = self._settings.max_unread_bytes
-        return Send(key, Load(LOAD, mode, file, source.version_directory, args, self._probe, directory, unread))
+        return Send(
+            key,
+            Load(
+                LOAD,
+                mode,
+                file,
+                source.version_directory,
+                args,
+                self._probe,
+                self._settings.shm_directory,
+                self._settings.max_unread_bytes,
+                small_nbytes=self._settings.small_nbytes,
+            ),
+        )
 
 
 def _auto_complete_args(version: ModelVersion, config: ModelConfig) -> dict[str, str]:

@@ -45,6 +45,7 @@ class BrokerSettings:
     response_cache: bool = False  # the server has one
     max_queued_requests: int = 0  # of all models together; 0: any number
     max_unread_bytes: int = 0  # that the responses to one client may be ahead of it; 0: any number
+    small_nbytes: int = 0  # tensors of fewer bytes go with the messages of stubs
     rate_limits: tuple[ResourceLimit, ...] | None = None  # None: instances execute whenever they can
     load_retries: int = 0  # of each version
     namespaces: tuple[str, ...] = ()  # those of the repositories, if models of one name are told apart by theirs

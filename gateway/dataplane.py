@@ -21,7 +21,7 @@ from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
 from metrics.pressure import Pressure
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
-from protocol.messages import Handle, Request, Response, TensorRef
+from protocol.messages import Handle, Request, Response, TensorPlace, TensorRef
 from protocol.signature import Signature
 from protocol.validation import Checker, client_shape
 from shm.arena import ALIGNMENT
@@ -119,7 +119,13 @@ class _ReplySink:
         view = dataplane.reader.view
         outputs = []
         for name, datatype, shape, place, _ in tensors:
-            data = frames[place] if isinstance(place, int) else view(*place)
+            data: memoryview | bytes
+            if isinstance(place, bytes):
+                data = place
+            elif isinstance(place, int):
+                data = frames[place]
+            else:
+                data = view(*place)
             if len(data) > LARGE_NBYTES:
                 dataplane.large_calls += 1
             outputs.append(OutputTensor(name, datatype, shape, data))
@@ -164,7 +170,9 @@ class DataPlane:
         server_id: str,
         log_settings: LogSettings,
         admission: Admission | None = None,
+        small_nbytes: int = 0,
     ) -> None:
+        """Inputs of fewer than ``small_nbytes`` go with the message."""
         self.admission = admission or Admission(Pressure())
         self.bus = bus
         self.signature = bus.signature  # its ``config_json`` and ``config_proto`` are the config endpoints' bodies
@@ -174,6 +182,7 @@ class DataPlane:
         self.pending: dict[int, _ReplySink] = {}  # of requests without a final response, by Request.id
         self.large_calls = 0  # so far: each may have left as much behind in the heap
         self._server_id = server_id
+        self._small_nbytes = small_nbytes
         self._ids = count(1)  # of requests
         self._log = structlog.get_logger()
         self._checkers: dict[tuple[str, int], Checker] = {}
@@ -252,12 +261,12 @@ class DataPlane:
         blocks: list[Block],
         frames: list[memoryview | bytes],
     ) -> list[TensorRef]:
-        """All inputs that are not in the call's block go to one new block, each aligned; to frames if full. Those of
-        requests that may make a batch go where the last one's are, row by row."""
-        total = 0
+        """Inputs that are not in the call's block go with the message if they are small, else to one new block, each
+        aligned; to frames if full. Those of requests that may make a batch go where the last one's are, row by row."""
+        total, small_nbytes = 0, self._small_nbytes
         for _, _, _, data, offset in call.inputs:
-            if offset < 0:
-                nbytes = len(data)
+            nbytes = len(data)
+            if offset < 0 and nbytes >= small_nbytes:
                 total += nbytes + -nbytes % ALIGNMENT
         if total > LARGE_NBYTES:
             self.large_calls += 1
@@ -267,7 +276,7 @@ class DataPlane:
                 blocks.append(slot.block)
                 return _in_rows(call, shapes, slot)
         segment, start, into = "", 0, None
-        if total or call.block is None:
+        if total:
             try:
                 block = self.store.allocate(total)
                 segment, start, _, into, _ = block
@@ -276,18 +285,20 @@ class DataPlane:
                 pass
         refs: list[TensorRef] = []
         position = 0
-        place: Handle | int
+        place: TensorPlace
         for (name, datatype, _, data, offset), shape in zip(call.inputs, shapes, strict=True):
             nbytes = len(data)
             if offset >= 0 and call.block is not None:
                 place = Handle(call.block.segment, call.block.offset + offset, nbytes)
+            elif nbytes < small_nbytes:
+                place = bytes(data)  # a view may be of a buffer that its front reuses
             elif into is not None:
                 into[position : position + nbytes] = data
                 place = Handle(segment, start + position, nbytes)
                 position += nbytes + -nbytes % ALIGNMENT
             else:
                 place = len(frames)
-                frames.append(bytes(data))  # a view may be of a buffer that its front reuses
+                frames.append(bytes(data))
             refs.append(TensorRef(name, datatype, shape, place))
         return refs
 

@@ -251,23 +251,21 @@ class RemoteBus:
             request, own = one.request, one.frames
             if not own and self.catalogue.shares_memory(request.model, request.version):
                 record.requests_by_shm += 1
-                record.bytes_by_shm += sum(
-                    [ref.place.nbytes for ref in request.inputs if isinstance(ref.place, Handle)]
-                )
+                self._count(request.inputs, ())
                 one.by_handle = True
                 requests.append((request, 0))
                 continue
             own = list(own)
             request = request._replace(inputs=[self._in_frame(ref, own) for ref in request.inputs])
             record.requests_by_frames += 1
-            record.bytes_by_frames += sum(map(len, own))
+            self._count(request.inputs, own)
             requests.append((request, len(own)))
             frames += own
         return NewRequests(NEW_REQUESTS, requests, read), frames
 
     def _in_frame(self, ref: TensorRef, frames: list[memoryview | bytes]) -> TensorRef:
         name, datatype, shape, place, _ = ref
-        if isinstance(place, int):
+        if not isinstance(place, Handle):
             return ref
         frames.append(self._store.view(*place))
         return TensorRef(name, datatype, shape, len(frames) - 1)
@@ -300,10 +298,13 @@ class RemoteBus:
             self._let_go(id)
         self.record.pending = len(self._open)
 
-    def _count(self, outputs: list[TensorRef], frames: Frames) -> None:
-        for ref in outputs:
-            if isinstance(ref.place, Handle):
-                self.record.bytes_by_shm += ref.place.nbytes
+    def _count(self, tensors: list[TensorRef], frames: Frames) -> None:
+        """Those that go with the message are as those in its frames."""
+        for _, _, _, place, _ in tensors:
+            if isinstance(place, Handle):
+                self.record.bytes_by_shm += place.nbytes
+            elif isinstance(place, bytes):
+                self.record.bytes_by_frames += len(place)
         if frames:
             self.record.bytes_by_frames += sum(map(len, frames))
 

@@ -1,14 +1,17 @@
 """Every message of the bus, one NamedTuple each; ARCHITECTURE.md shows the same table and a test compares the two.
 
 On the wire a message is a MessagePack array whose first element is its kind; inline tensors follow as further
-ZeroMQ frames. Standard library only (Python 3.9). Times are int nanoseconds. Never a tensor's bytes, never a pickle.
+ZeroMQ frames, small ones in the array. Standard library only (Python 3.9). Times are int nanoseconds. Never a pickle.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
-VERSION = 2  # of the protocol; a peer that says another one in Hello is refused
+VERSION = 3  # of the protocol; a peer that says another one in Hello is refused
+
+# A tensor of fewer bytes goes with its message: to write and read it there costs less than a lease of shared memory.
+SMALL_NBYTES = 512
 
 # ``new(Kind, (field, ...))``, with all the fields: half the time of ``Kind(field, ...)``, which is a Python function.
 new = tuple.__new__
@@ -31,15 +34,18 @@ class Handle(NamedTuple):
     nbytes: int
 
 
+TensorPlace = Union[Handle, int, bytes]
+
+
 class TensorRef(NamedTuple):
     """A tensor by reference. ``place`` is a Handle, or the index of the ZeroMQ frame (after the header frame) that
-    holds its bytes. The bytes are KServe's binary form: little-endian row-major elements; BYTES elements are each
-    prefixed by a 4-byte length."""
+    holds its bytes, or they themselves: so travel small ones. The bytes are KServe's binary form:
+    little-endian row-major elements; BYTES elements are each prefixed by a 4-byte length."""
 
     name: str
     datatype: str
     shape: Tuple[int, ...]
-    place: Union[Handle, int]
+    place: TensorPlace
     shared: bool = False  # others look at these bytes, too: the receiver must not write to them
 
 
@@ -89,6 +95,7 @@ class Load(NamedTuple):
     shm_directory: str
     max_unread: int = 0  # bytes that the responses to one client may be ahead of what it has read; 0 is no bound
     tag: str = ""  # begins the random part of the names of the stub's segments, to tell whose host they are of
+    small_nbytes: int = 0  # tensors of fewer bytes go with the message
 
 
 class Batch(NamedTuple):

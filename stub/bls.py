@@ -187,7 +187,9 @@ class Call:
             borrowed.hold(answered.origin, response.lease, roots)
         return receive_response(tensors, error, response.parameters)
 
-    def _view(self, place: Union[messages.Handle, int], shared: bool, frames: List[memoryview]) -> memoryview:
+    def _view(self, place: messages.TensorPlace, shared: bool, frames: List[memoryview]) -> Union[memoryview, bytes]:
+        if isinstance(place, bytes):
+            return place
         if isinstance(place, int):
             return frames[place]
         return self._memory.reader.view_shared(*place) if shared else self._memory.reader.view(*place)

@@ -60,11 +60,21 @@ def _load(
     directory: str,
     max_unread: int,
     tag: str,
+    small_nbytes: int,
 ) -> messages.Load:
     _expect(str, mode, model_file, version_directory, directory, tag, *args, *args.values())
-    _expect(int, max_unread)
+    _expect(int, max_unread, small_nbytes)
     return messages.Load(
-        messages.LOAD, mode, model_file, version_directory, args, _handle(*probe), directory, max_unread, tag
+        messages.LOAD,
+        mode,
+        model_file,
+        version_directory,
+        args,
+        _handle(*probe),
+        directory,
+        max_unread,
+        tag,
+        small_nbytes,
     )
 
 
@@ -186,7 +196,7 @@ def _tensor(name: str, datatype: str, shape: Tuple[int, ...], place: Any, shared
     _expect(str, name, datatype)
     _expect(int, *shape)
     _expect(bool, shared)
-    if type(place) is not int:
+    if type(place) is not int and type(place) is not bytes:
         place = _handle(*place)
     return messages.TensorRef(name, datatype, shape, place, shared)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Optional, Sequence, Tuple, Union
 
 from .bus import Bus
 from .open_calls import OpenCalls
@@ -122,9 +122,11 @@ class Loop:
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
         view_own, view_shared = self._reader.view, self._reader.view_shared
 
-        def view(tensor: messages.TensorRef) -> memoryview:
+        def view(tensor: messages.TensorRef) -> Union[memoryview, bytes]:
             name, _, _, place, shared = tensor
             try:
+                if type(place) is bytes:
+                    return place
                 if not isinstance(place, int):
                     return view_shared(*place) if shared else view_own(*place)
                 if place >= 0:

@@ -33,9 +33,10 @@ class Placer:
     """The tensors of one message go to one block. Safe for several threads; a process that the model forked has no part
     in the memory, so there all goes into frames."""
 
-    def __init__(self, own: Optional[store.Store]) -> None:
-        """Without a store, all goes into frames."""
+    def __init__(self, own: Optional[store.Store], small_nbytes: int = 0) -> None:
+        """Tensors of fewer than ``small_nbytes`` go with their references; without a store, others into frames."""
         self._store = own
+        self._small_nbytes = small_nbytes
         self._generation = forks.generation
         self._lock = threading.Lock()  # of the store, and to be held while ``_spare`` gets more
         self._spare: Dict[int, List[store.Block]] = {}  # by size: free, though not for the store
@@ -47,7 +48,7 @@ class Placer:
 
     def place(self, tensors: Sequence[PlacedTensor], first_frame: int = 0, inline: bool = False) -> Placed:
         """Copies what is bytes, into frames if it is to be ``inline``. Give it to ``free`` when its lease is over."""
-        block = None if inline else self._allocate(_nbytes(tensors))
+        block = None if inline else self._allocate(_nbytes(tensors, self._small_nbytes))
         placed = messages.new(Placed, ([], [], block, []))
         try:
             self._place_each(tensors, placed, first_frame)
@@ -56,17 +57,18 @@ class Placer:
             raise
         return placed
 
-    @staticmethod
-    def _place_each(tensors: Sequence[PlacedTensor], placed: Placed, first_frame: int) -> None:
+    def _place_each(self, tensors: Sequence[PlacedTensor], placed: Placed, first_frame: int) -> None:
         references, frames, block, roots = placed
         start = 0  # in the block
         for name, datatype, shape, data in tensors:
-            place: Union[messages.Handle, int]
+            place: messages.TensorPlace
             if isinstance(data, Place):
                 roots.append(data.root)
                 references.append(messages.TensorRef(name, datatype, shape, data.handle, True))
                 continue
-            if block is None:
+            if len(data) < self._small_nbytes:
+                place = bytes(data)
+            elif block is None:
                 place = first_frame + len(frames)
                 frames.append(bytes(data))  # a copy: the model may use its array again before the message leaves
             else:
@@ -120,11 +122,11 @@ class Placer:
         self._spare.clear()
 
 
-def _nbytes(tensors: Sequence[PlacedTensor]) -> int:
+def _nbytes(tensors: Sequence[PlacedTensor], small_nbytes: int) -> int:
     """That they take in a block."""
     total = 0
     for _, _, _, data in tensors:
-        if not isinstance(data, Place):
+        if not isinstance(data, Place) and len(data) >= small_nbytes:
             total += len(data)
             total += -total % ALIGNMENT
     return total

@@ -17,7 +17,7 @@ class Segments:
         self.nonce = _read(self.reader, load.probe)
         self._own = store.Store(load.shm_directory, tag=load.tag)
         self.status = _first(self._own) if self.nonce else None
-        self.placer = Placer(self._own if self.status else None)
+        self.placer = Placer(self._own if self.status else None, load.small_nbytes)
 
     def ready(self, asks_ready: bool = False) -> messages.Ready:
         return messages.Ready(messages.READY, self.nonce, self.status.name if self.status else "", asks_ready)

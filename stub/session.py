@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 from weakref import ref
 
 from . import calls, forks, gpu
@@ -27,7 +27,7 @@ from .tensor import Tensor, on_gpu
 from .tensor import receive as receive_tensor
 from .user_model import UserModel
 
-View = Callable[[messages.TensorRef], memoryview]
+View = Callable[[messages.TensorRef], Union[memoryview, bytes]]
 Final = Tuple[OpenRequest, messages.Response]
 
 _NO_OUTPUTS: FrozenSet[str] = frozenset()

@@ -182,12 +182,13 @@ def receive(
     name: str,
     datatype: str,
     shape: Tuple[int, ...],
-    data: memoryview,
-    place: Union[messages.Handle, int] = -1,
+    data: Union[memoryview, bytes],
+    place: messages.TensorPlace = -1,
     shared: bool = False,
     borrowed: bool = False,
 ) -> Tuple[Tensor, Optional[NDArray[Any]]]:
-    """A tensor over ``data`` (1-D, format "B") and the root array: whoever uses that memory holds the root.
+    """A tensor over ``data`` (1-D, format "B") and the root array: whoever uses that memory holds the root. What came
+    with the message is copied, and has none.
 
     ``frombuffer``, not ``ndarray(buffer=...)``: it holds an export of the buffer, so the mapping cannot be closed under
     it. Every view of a view, memoryview and DLPack export of the array keeps the root alive.
@@ -203,18 +204,20 @@ def receive(
         tensor._array = None if datatype == "BF16" else np.empty(shape, dtype or object)
         tensor._data = np.empty(0, _BF16_BITS) if datatype == "BF16" else b"" if dtype is None else None
         return tensor, None
-    if data.readonly:  # an inline frame; models may write to their inputs
-        data = memoryview(bytearray(data))
+    # Models may write to their inputs.
+    memory = bytearray(data) if isinstance(data, bytes) or data.readonly else data
     if dtype is None:
-        root: NDArray[Any] = np.frombuffer(data, _BF16_BITS if datatype == "BF16" else _BYTE)
+        root: NDArray[Any] = np.frombuffer(memory, _BF16_BITS if datatype == "BF16" else _BYTE)
         tensor._array = None
         tensor._data = root
     else:
-        root = np.frombuffer(data, dtype)
+        root = np.frombuffer(memory, dtype)
         tensor._array = root if len(shape) == 1 else root.reshape(shape)
         tensor._data = None
-    if isinstance(place, int):
+    if not isinstance(place, messages.Handle):
         tensor._place = tensor._handle = None
+        if isinstance(place, bytes):
+            return tensor, None
     else:
         tensor._handle = None if shared or borrowed else place
         # A large one is seen through a private mapping.

@@ -32,6 +32,7 @@ def broker_settings(
         response_cache=response_cache,
         max_queued_requests=settings.max_queued_requests,
         max_unread_bytes=settings.max_unread_bytes,
+        small_nbytes=settings.small_nbytes,
         rate_limits=_rate_limits(settings),
         backends=backends,
         gpus=gpus,

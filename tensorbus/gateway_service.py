@@ -82,7 +82,9 @@ class GatewayService:
         await loop.run_in_executor(None, self._fronts.load)
         self._bus = RemoteBus(loop, self._store, self._link.say, self.record)
         admission = Admission(self.recorder.pressure, settings.max_queued_bytes)
-        self._dataplane = DataPlane(self._bus, self._store, self._reader, settings.id, current_settings(), admission)
+        self._dataplane = DataPlane(
+            self._bus, self._store, self._reader, settings.id, current_settings(), admission, settings.small_nbytes
+        )
         self._dataplane.number_from(first_request(self._identity.service))
         await self._fronts.start(self._dataplane, lambda done: done(self._bus.is_ready and self._bus.says_ready))
         self._link.start()

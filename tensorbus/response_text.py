@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.tensors import elements, numbers
 from protocol.datatypes import ITEMSIZE
-from protocol.messages import Response, TensorRef
+from protocol.messages import Handle, Response, TensorRef
 from protocol.signature import Signature
 
 MOST = 16  # elements of a tensor
@@ -36,10 +36,11 @@ def _text(answer: dict[str, Any]) -> str:
 
 
 def _output(output: TensorRef, frames: Sequence[bytes], shorten: bool) -> dict[str, Any]:
-    assert isinstance(output.place, int)
+    place = output.place
+    assert not isinstance(place, Handle)
     count = prod(output.shape)
     shown = min(count, MOST) if shorten else count
-    data = _values(output.datatype, frames[output.place], shown)
+    data = _values(output.datatype, place if isinstance(place, bytes) else frames[place], shown)
     if shown < count:
         data.append(f"... {count - shown} more")
     return {"name": output.name, "datatype": output.datatype, "shape": list(output.shape), "data": data}

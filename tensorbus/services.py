@@ -135,7 +135,9 @@ class Services:
             raise InternalError("failed to load all models")
         bus = EmbeddedBus(self.broker)
         admission = Admission(self.recorder.pressure, settings.max_queued_bytes)
-        dataplane = DataPlane(bus, self._store, self._reader, settings.id, current_settings(), admission)
+        dataplane = DataPlane(
+            bus, self._store, self._reader, settings.id, current_settings(), admission, settings.small_nbytes
+        )
         self.dataplane = dataplane
         self.broker.post(StartServing())
         await self._watch.start()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeVar
 
+from protocol.messages import SMALL_NBYTES
 from shm.segment import default_directory
 from tensorbus.cloud_location import CloudSettings, cloud_settings
 from tensorbus.command_line import Given, UsageError, arguments, bad_option, read
@@ -40,6 +41,7 @@ class ServeSettings:
 
     delay_scheduler: int = 0  # TRITONSERVER_DELAY_SCHEDULER in the environment; for tests that need exact batches
     backlog_delay_scheduler: int = 0  # TRITONSERVER_BACKLOG_DELAY_SCHEDULER
+    small_nbytes: int = SMALL_NBYTES  # TENSORBUS_SMALL_NBYTES: tensors of fewer bytes go with their messages
     # TENSORBUS_CACHE in the environment; for what is built once for models' environments
     cache_directory: str = field(default_factory=lambda: _cache_directory(os.environ))
 
@@ -145,6 +147,7 @@ def settings_of(kind: type[S], given: list[Given], environ: Mapping[str, str], *
         escape_log_messages=environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
         delay_scheduler=_count(environ.get("TRITONSERVER_DELAY_SCHEDULER", "")),
         backlog_delay_scheduler=_count(environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "")),
+        small_nbytes=_count(environ.get("TENSORBUS_SMALL_NBYTES", str(SMALL_NBYTES))),
         cache_directory=_cache_directory(environ),
         cloud=cloud_settings(environ),
         deprecations=tuple(_deprecations(given)),
@@ -166,7 +169,14 @@ def from_values(values: Mapping[str, Any]) -> ServeSettings:
 
 
 # Fields that the environment sets.
-_NO_FLAGS = ("backlog_delay_scheduler", "cache_directory", "cloud", "delay_scheduler", "escape_log_messages")
+_NO_FLAGS = (
+    "backlog_delay_scheduler",
+    "cache_directory",
+    "cloud",
+    "delay_scheduler",
+    "escape_log_messages",
+    "small_nbytes",
+)
 
 
 def _count(text: str) -> int:

@@ -201,7 +201,7 @@ class RemoteGateways:
                 raise ProtocolError("requests with other frames than they say")
             own = frames[start : start + count]
             start += count
-            if any(not isinstance(one.place, Handle) and not 0 <= one.place < count for one in request.inputs):
+            if any(isinstance(one.place, int) and not 0 <= one.place < count for one in request.inputs):
                 raise ProtocolError(f"request {request.id} has an input without its frame")
             gateway.living.add(request.id)
             if self._server.core.is_living(request.id):  # a stub has had it from an earlier broker, and answers

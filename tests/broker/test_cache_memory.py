@@ -74,6 +74,7 @@ def test_the_digest_is_of_what_a_model_may_look_at_and_not_of_where_it_lies(stan
     assert one == stand.digest(tensor(stand, name="B"), tensor(stand), request_id="x", correlation_id=3, timeout_us=9)
     inline = TensorRef("A", "UINT8", (4,), 0)
     assert one == stand.digest(inline, tensor(stand, name="B"), frames=(b"1234",))
+    assert one == stand.digest(inline._replace(place=b"1234"), tensor(stand, name="B"))
 
 
 def test_the_digest_differs_with_everything_else(stand):

@@ -348,6 +348,18 @@ def test_outputs_that_are_nowhere_are_not_kept(bench, place):
     assert not bench.keeps
 
 
+def test_outputs_that_come_with_the_message_are_kept(bench):
+    request = bench.ask("a")
+    batch = bench.take_batch(bench.only())
+    response = Response(request, [TensorRef("X", "FP32", (4,), bytes(16))])
+    bench.results(bench.only(), executed=[Executed(batch.id, 1, 2, 3, False, [response])])
+    assert [keep.outputs for keep in bench.keeps] == [response.outputs]
+    bench.settle()
+    assert bench.response(request) == response
+    (hit,) = bench.response(bench.ask("a")).outputs
+    assert (hit.place.segment, hit.place.nbytes) == ("cache", 16)
+
+
 def test_what_is_found_waits_for_those_before_it_where_the_order_matters():
     bench = CachingBench()
     bench.serve(source("m", ordered=True))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.events import Answer, AskedReady, ClientGone, LoadModels, OutputsRead, Send, StubSaid, Submitted, TellReady
 from broker.model import VersionSource
+from broker.model_config import ModelConfigMessage, from_message
 from protocol.errors import ErrorKind
 from protocol.messages import (
     CALL,
@@ -19,6 +22,7 @@ from protocol.messages import (
     Request,
     Response,
     Results,
+    TensorPlace,
     TensorRef,
 )
 from tests.broker.model_sources import source
@@ -42,7 +46,7 @@ def load(bench, *sources: VersionSource):
     return bench
 
 
-def output(place: Handle | int = PLACE, **fields) -> list[TensorRef]:
+def output(place: TensorPlace = PLACE, **fields) -> list[TensorRef]:
     return [TensorRef("X", "FP32", (4,), place, **fields)]
 
 
@@ -167,6 +171,41 @@ def test_tensors_in_frames_go_on_in_frames(bench):
     (answered,) = [one for one in bench.core.handle(said, bench.now) if isinstance(one, Answer)]
     assert (answered.response.outputs[0].place, list(answered.frames)) == (0, [b"fedcba9876543210"])
     assert answered.pending.request.id == request
+
+
+def test_small_tensors_go_from_step_to_step_with_the_messages_and_keep_nothing(bench):
+    tensor = TensorRef("X", "FP32", (4,), b"client's 16 byte")
+    bench.tell(Submitted(Request(1, "e", -1, [tensor]), (), bench.sinks.setdefault(1, _Sink()), bench.now))
+    bench.turn()
+    for key, given, made in ((bench.a, tensor.place, b"0123456789abcdef"), (bench.b, b"0123456789abcdef", bytes(16))):
+        assert [one.place for one in only_request(bench, key).inputs] == [given]
+        answer(bench, key, output(made))
+    response = bench.response(1)
+    assert ([one.place for one in response.outputs], response.lease) == ([bytes(16)], 0)
+    assert not bench.core.in_flight()
+
+
+def test_the_elements_of_small_texts_are_looked_at_for_each_step(make_bench):
+    """The same shape and length as before may be other elements; and what is taken once is not forgotten."""
+
+    def of_text(one: VersionSource) -> VersionSource:
+        message = ModelConfigMessage()
+        message.CopyFrom(one.config.message)
+        for tensor in (*message.input, *message.output):
+            tensor.data_type, tensor.dims[:] = 13, [1]
+        return replace(one, config=from_message(message))
+
+    bench = load(make_bench(), *map(of_text, (source("a"), source("b"), source("e", CHAIN, output="Y"))))
+    good, bad = b"\2\0\0\0xy", b"\3\0\0\0xy"
+    for id, made in enumerate((good, bad, good), 1):
+        asked = Request(id, "e", -1, [TensorRef("X", "BYTES", (1,), good)])
+        bench.tell(Submitted(asked, (), bench.sinks.setdefault(id, _Sink()), bench.now))
+        bench.turn()
+        answer(bench, bench.a, [TensorRef("X", "BYTES", (1,), made)])
+        if made == good:
+            answer(bench, bench.b, [TensorRef("X", "BYTES", (1,), good)])
+        error = bench.response(id).error
+        assert (error is None) == (made == good), error
 
 
 def test_a_batch_of_one_comes_and_goes_between_models_that_batch_and_models_that_do_not(make_bench):

@@ -82,7 +82,7 @@ class EnsemblesMachine(RuleBasedStateMachine):
     def submit(self, model: str, count: int, turn: bool) -> None:
         for _ in range(count):
             id = len(self.sinks) + 1
-            tensor = TensorRef("X", "FP32", (4,), Handle("g", 128, 16))
+            tensor = TensorRef("X", "FP32", (4,), bytes(16) if id % 3 == 0 else Handle("g", 128, 16))
             self.sinks[id] = Sink()
             self.bench.tell(Submitted(Request(id, model, -1, [tensor]), (), self.sinks[id], self.bench.now))
         if turn:
@@ -94,8 +94,10 @@ class EnsemblesMachine(RuleBasedStateMachine):
             lease = sum(self.leases.setdefault(key, Counter()).values()) + 1
             self.leases[key][lease] += 1
             outputs = [TensorRef("X", "FP32", (4,), Handle("s", 0, 16))]
-        else:
+        elif request % 2:
             outputs = [TensorRef("X", "FP32", (4,), Handle("s", 0, 16), True)]
+        else:
+            outputs = [TensorRef("X", "FP32", (4,), bytes(16))]
         if retains:
             self.retained.append((key, request))
         return Response(request, outputs, lease, final=final, retained=retains)

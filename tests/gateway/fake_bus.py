@@ -46,6 +46,8 @@ class Submitted:
         return [(ref.name, ref.datatype, ref.shape, bytes(self._data(ref))) for ref in self.request.inputs]
 
     def _data(self, ref: TensorRef) -> memoryview | bytes:
+        if isinstance(ref.place, bytes):
+            return ref.place
         return self.frames[ref.place] if isinstance(ref.place, int) else self.bus.stub_reader.view(*ref.place)
 
     def run(self) -> None:
@@ -121,14 +123,15 @@ class FakeBus:
     ``way`` is how the gateway reaches it: by plain calls, or as a broker in another process, whose models share its
     memory or not."""
 
-    def __init__(self, directory: str, way: str = PLAIN) -> None:
+    def __init__(self, directory: str, way: str = PLAIN, small_nbytes: int = 0) -> None:
         self.full = False
         self.gateway_store = Store(directory)
         self.stub_store = Store(directory)
         self.stub_reader = Reader(directory)
         self.loopback = None if way == PLAIN else Loopback(self, self.gateway_store, shares=way == REMOTE)
         bus: Bus = self if self.loopback is None else self.loopback.remote
-        self.dataplane = DataPlane(bus, self.gateway_store, Reader(directory), "triton", Logging())
+        reader = Reader(directory)
+        self.dataplane = DataPlane(bus, self.gateway_store, reader, "triton", Logging(), small_nbytes=small_nbytes)
         self.signatures: dict[str, Signature] = {}
         self.models: dict[str, Model] = {}
         self.submitted: list[Submitted] = []

@@ -18,7 +18,7 @@ from protocol.errors import InvalidArgument, NotFound, Unavailable
 from protocol.messages import Handle, Response, TensorRef
 from protocol.signature import Signature
 from shm.store import Store
-from tests.gateway.fake_bus import FakeBus, Submitted, memory_in_use, signature
+from tests.gateway.fake_bus import PLAIN, REMOTE, REMOTE_FRAMES, FakeBus, Submitted, memory_in_use, signature
 
 ONES = struct.pack("<16f", *[1.0] * 16)
 TWOS = struct.pack("<16f", *[2.0] * 16)
@@ -145,6 +145,40 @@ def test_without_shared_memory_inputs_travel_as_frames(bus: FakeBus, tmp_path: P
     [reply] = replies(bus, add_sub_call())
     assert [ref.place for ref in bus.submitted[0].request.inputs] == [0, 1]
     assert struct.unpack("<16f", reply.outputs[0].data) == (3.0,) * 16
+
+
+@pytest.mark.parametrize("way", [PLAIN, REMOTE, REMOTE_FRAMES])
+def test_small_inputs_go_with_the_message_and_take_no_memory(tmp_path: Path, way: str) -> None:
+    """In whatever buffer they come, which its front uses again; where memory is not shared, too."""
+    bus = FakeBus(str(tmp_path), way, small_nbytes=128)
+    bus.add(signature("two", {"A": ("FP32", (-1,)), "B": ("UINT8", (-1,))}))
+    bus.hold = True
+    buffer = bytearray(ONES)
+    small, large = InputTensor("A", "FP32", [16], memoryview(buffer)), bytes(range(128))
+
+    async def run() -> None:
+        bus.dataplane.infer(InferCall("two", -1, [small, InputTensor("B", "UINT8", [127], large[1:])]), print)
+        assert memory_in_use(bus.gateway_store) == 0
+        bus.dataplane.infer(InferCall("two", -1, [small, InputTensor("B", "UINT8", [128], large)]), print)
+        assert memory_in_use(bus.gateway_store) == 128
+        buffer[:] = TWOS
+        while len(bus.held) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    first, second = bus.held
+    assert [ref.place for ref in first.request.inputs] == [ONES, large[1:]]
+    assert second.request.inputs[0].place == ONES and not isinstance(second.request.inputs[1].place, bytes)
+    assert second.inputs()[1][3] == large
+    bus.close()
+
+
+def test_outputs_may_come_with_the_message(bus: FakeBus) -> None:
+    bus.hold = True
+    found = replies(bus, add_sub_call())
+    [entry] = bus.held
+    entry.sink.on_response(Response(entry.request.id, [TensorRef("OUTPUT0", "FP32", (16,), TWOS)]), "stub", [])
+    assert found[0].outputs[0].data == TWOS
 
 
 def test_outputs_may_come_as_frames(bus: FakeBus) -> None:

@@ -37,14 +37,15 @@ from stub import codec
 
 SHARED = TensorRef("IN", "FP32", (2, 3), Handle("tensorbus-1-aa", 128, 24))
 INLINE = TensorRef("NAMES", "BYTES", (), 0)
+SMALL = TensorRef("S", "UINT8", (3,), b"\0\x80\xff")
 REQUEST = Request(
-    2**63, "m", 3, [SHARED, INLINE], "id", ["OUT"], {"a": 1, "b": "x", "c": True, "d": 0.5}, 2**64 - 1, 1, 2, 3
+    2**63, "m", 3, [SHARED, INLINE, SMALL], "id", ["OUT"], {"a": 1, "b": "x", "c": True, "d": 0.5}, 2**64 - 1, 1, 2, 3
 )
 TO_STUB = [
     Load(LOAD, "serve", "/m/1/model.py", "/m/1", {"model_name": "m"}, Handle("tensorbus-1-bb", 128, 16), "/dev/shm"),
     Execute(EXECUTE, [Batch(1, [REQUEST, Request(5, "m", 3, [], correlation_id="text")]), Batch(2, [])], [7, 8]),
     Cancel(CANCEL, [1, -2]),
-    Answered(ANSWERED, 5, Response(-3, [SHARED, INLINE], 4, None, {"p": 1.5}, False, True), "2.1"),
+    Answered(ANSWERED, 5, Response(-3, [SHARED, INLINE, SMALL], 4, None, {"p": 1.5}, False, True), "2.1"),
     Answered(ANSWERED, 5, Response(-3, [], error=(3, "no")), "2.1"),
     Returned(RETURNED, [5]),
     Told(TOLD, 6, None, 1.5),
@@ -54,7 +55,7 @@ TO_STUB = [
     Load(LOAD, "serve", "/m/1/model.py", "/m/1", {}, Handle("", 0, 0), "/dev/shm", 1 << 40, "0123abcd"),
     Execute(EXECUTE, [], [], [(2**63, 4)], [5, 2**63]),
 ]
-RESPONSE = Response(2**63, [SHARED, INLINE], 4, None, {"p": 1.5}, False, True)
+RESPONSE = Response(2**63, [SHARED, INLINE, SMALL], 4, None, {"p": 1.5}, False, True)
 RESULT = Results(RESULTS, [Executed(1, 2, 3, 4, True, [RESPONSE, Response(5, [], error=(3, "no"))])], [9])
 
 

@@ -49,6 +49,16 @@ def test_frames_are_numbered_from_the_first_of_these_tensors():
     assert (placed.frames, placed.is_on_lease) == ([b"abc", b"abc"], False)
 
 
+def test_small_tensors_go_with_their_references(store):
+    placer = Placer(store, small_nbytes=3)
+    placed = placer.place([("S", "UINT8", (2,), memoryview(b"xy")), A, LENT])
+    small, large, lent = placed.references
+    assert (small.place, type(large.place), lent.place) == (b"xy", Handle, LENT[3].handle)
+    assert placed.block.nbytes == 64
+    assert not placer.place([("S", "UINT8", (2,), b"xy")]).is_on_lease
+    assert Placer(None, small_nbytes=4).place([A]).references[0].place == b"abc"
+
+
 def test_a_forked_process_leaves_the_memory_alone(store):
     placer = Placer(store)
     placed = placer.place([A])

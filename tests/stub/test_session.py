@@ -7,6 +7,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 from _tensorbus_app.stub.numpy_types import DTYPE
+from _tensorbus_app.stub.shared import messages
 
 Load = Callable[..., Any]
 
@@ -48,6 +49,31 @@ def test_bytes_go_in_and_out_element_by_element(load: Load) -> None:
     loaded = load(ECHO)
     (output,) = loaded.outputs(loaded.infer({"IN": np.array(elements, object).reshape(3, 2)}))
     assert (output.datatype, output.shape, output.array.ravel().tolist()) == ("BYTES", (3, 2), elements)
+
+
+@pytest.mark.parametrize("datatype", [*sorted(DTYPE), "BF16", "BYTES"])
+def test_what_comes_with_the_message_is_the_models_own(load: Load, datatype: str) -> None:
+    """It may write to it and keep it, and the server need not be told when it lets go."""
+    loaded = load("""
+    kept = []
+    class TritonPythonModel:
+        def execute(self, requests):
+            kept.append(requests[0].inputs()[0])
+            if kept[0].triton_dtype() < 13:
+                kept[0].as_numpy()[1:] = kept[0].as_numpy()[:1]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", kept[0])
+                    if kept[0].triton_dtype() != 13 else pb_utils.Tensor("OUT", kept[0].as_numpy())])]
+    """)
+    itemsize = DTYPE[datatype].itemsize if datatype in DTYPE else {"BF16": 2, "BYTES": 5}[datatype]
+    data = bytes(itemsize) + b"\1" * itemsize
+    if datatype == "BYTES":
+        data = b"\1\0\0\0x" * 2
+    message = messages.Request(1, "probe", 1, [messages.TensorRef("IN", datatype, (2,), data)])
+    executed = loaded.session.execute(messages.Batch(7, [message]), lambda tensor: tensor.place, [])
+    (response,) = executed.responses
+    (output,) = loaded.outputs(response)
+    assert output.data == (2 * data[:itemsize] if datatype in DTYPE else data)
+    assert not response.retained
 
 
 def test_bf16_goes_through_by_dlpack(load: Load) -> None:

@@ -455,6 +455,14 @@ def _end(server: Server) -> None:
 Start = Callable[..., Server]
 
 
+@pytest.fixture(scope="module")
+def all_in_shared_memory() -> Iterator[None]:
+    """Small tensors, too, so that tests of memory need no large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBUS_SMALL_NBYTES", "0")
+        yield
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     path = tmp_path / "models"

@@ -14,6 +14,8 @@ import tritonclient.grpc as grpc_client
 from tests.system.bls_models import MODELS, Cases, drive
 from tests.system.conftest import Repository, Server, serving
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 case = Cases()
 
 

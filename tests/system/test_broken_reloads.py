@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.system.conftest import CONFIG, Background, Repository, Server, Start, eventually
 from tests.system.test_model_control import EXPLICIT, NUMBER, change, load, state
+
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
 
 BROKEN = {  # methods of the model; what the answer to the load must hold
     "syntax error": ("def execute(self, requests):\n    return [", "SyntaxError"),

@@ -7,6 +7,8 @@ import pytest
 
 from tests.system.conftest import Answer, MiB, Repository, Server, Start, eventually, together
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 REQUESTS = 400  # of 40 kB: what stayed of each would be 16 MB
 
 FAILURES = {  # what execute does, and what the client is told

@@ -53,6 +53,8 @@ from shm.store import Reader
 from tests.system.conftest import Repository, eventually
 from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 NOWHERE = Handle("", 0, 0)
 
 

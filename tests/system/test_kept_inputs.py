@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.system.conftest import MiB, Repository, Start, eventually
+
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
 
 KEEP = """
 def execute(self, requests):

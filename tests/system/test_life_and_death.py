@@ -15,6 +15,8 @@ import pytest
 
 from tests.system.conftest import SHM, Answer, Background, Repository, Server, Start, eventually, title_of, together
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 Flag = Callable[[str], Path]
 
 DEATHS = {

@@ -12,6 +12,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.system.conftest import Answer, Background, MiB, Repository, Server, Start, binary_request, eventually
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 SLOW = """
 def execute(self, requests):
     time.sleep(0.02)

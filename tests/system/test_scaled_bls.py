@@ -13,6 +13,8 @@ from tests.system.conftest import CONFIG, Background, Repository, eventually, to
 from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 from tests.system.test_scaled_stack import with_its_own_shm
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 ASK = """
 @staticmethod
 def ask(model, inputs):

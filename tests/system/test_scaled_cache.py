@@ -14,7 +14,10 @@ from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 from tests.system.test_response_cache import CACHED, COUNTING
 from tests.system.test_scaled_stack import with_its_own_shm
 
-pytestmark = pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not()),
+    pytest.mark.usefixtures("all_in_shared_memory"),
+]
 CACHE = f"--cache-config=local,size={64 * MiB}"
 
 

@@ -18,6 +18,8 @@ from tests.system import several_hosts
 from tests.system.conftest import ROOT, Background, Repository, eventually, together
 from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
+
 COUNTING = """
 def initialize(self, args):
     self.where = args["model_repository"]

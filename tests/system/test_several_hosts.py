@@ -45,6 +45,7 @@ def execute(self, requests):
 """
 
 pytestmark = [
+    pytest.mark.usefixtures("all_in_shared_memory"),
     pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not()),
     pytest.mark.timeout(180),
 ]

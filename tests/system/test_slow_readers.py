@@ -8,9 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.system.conftest import MiB, Repository, Server, Start, eventually
 from tests.system.ensemble_models import add_ensemble, step
 from tests.system.grpc_stream import DECOUPLED, streaming
+
+pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
 
 # IN is how many responses of 64 KiB to send.
 FAST = """

@@ -128,6 +128,7 @@ def settings(address: str, **changes: Any) -> GatewaySettings:
         allow_grpc=False,
         metrics_address="127.0.0.1",
         metrics_port=0,
+        small_nbytes=0,
     )
     return replace(free, **changes)
 

@@ -16,6 +16,7 @@ NO_FLAG = {
     "escape_log_messages",
     "deprecations",
     "ignored_flags",
+    "small_nbytes",
 }
 
 
@@ -54,6 +55,11 @@ def test_repositories_add_up_under_both_names_and_of_other_flags_the_last_wins()
     )
     assert settings.model_repository == ("/a", "/b")
     assert settings.http_port == 2
+
+
+def test_the_environment_says_which_tensors_are_small() -> None:
+    assert parse_serve([], {}).small_nbytes == 512
+    assert parse_serve([], {"TENSORBUS_SMALL_NBYTES": "0"}).small_nbytes == 0
 
 
 def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
