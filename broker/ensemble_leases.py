@@ -8,10 +8,11 @@ from typing import Protocol
 from broker.ensemble import Memory
 from broker.events import Action
 from broker.flow import Flow
-from broker.queue import Pending
-from protocol.messages import Handle, TensorRef
+from broker.queue import Frames, Pending
+from protocol.messages import TensorRef, nbytes_of
 
 ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
+_LEAST_NBYTES = 1024  # what even an empty response costs on its way
 
 
 class LeaseOwner(Protocol):
@@ -37,10 +38,10 @@ class EnsembleLeases:
         memory = self._lent[origin, lease] = Memory(origin, lease, 1)
         return memory
 
-    def new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef]) -> int:
-        """For a response that shows these memories: it is over when the response has been read."""
+    def new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef], frames: Frames) -> int:
+        """For a response that shows these memories, if any: it is over when the response has been read."""
         self._last_lease += 1
-        nbytes = sum(tensor.place.nbytes for tensor in outputs if isinstance(tensor.place, Handle))
+        nbytes = max(nbytes_of(outputs) + sum(map(len, frames)), _LEAST_NBYTES)
         flow.unread += nbytes
         self._responses[self._last_lease] = (flow, memories, nbytes)
         return self._last_lease

@@ -312,7 +312,9 @@ class Ensembles:
                 memories.append(value.memory)
             if value.mark is not None:
                 correlation_id, flags = value.mark
-        lease = self._leases.new_lease(flow, memories, outputs) if memories else 0
+        # What is still to come waits until enough has been read; that is told by leases.
+        paces = self._max_unread > 0 and not final and pending.sink is not None
+        lease = self._leases.new_lease(flow, memories, outputs, frames) if memories or paces else 0
         parameters = parameters_of(correlation_id, flags) if values else {}
         if final:
             self._over(flow)

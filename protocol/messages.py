@@ -6,7 +6,7 @@ ZeroMQ frames, small ones in the array. Standard library only (Python 3.9). Time
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 VERSION = 3  # of the protocol; a peer that says another one in Hello is refused
 
@@ -47,6 +47,17 @@ class TensorRef(NamedTuple):
     shape: Tuple[int, ...]
     place: TensorPlace
     shared: bool = False  # others look at these bytes, too: the receiver must not write to them
+
+
+def nbytes_of(tensors: Sequence[TensorRef]) -> int:
+    """Of all that are not in frames."""
+    total = 0
+    for _, _, _, place, _ in tensors:
+        if isinstance(place, Handle):
+            total += place.nbytes
+        elif isinstance(place, bytes):
+            total += len(place)
+    return total
 
 
 class Request(NamedTuple):

@@ -126,9 +126,6 @@ class Pacing:
             if request in self._credit:
                 self._credit[request] -= 1
             if response.lease and self.is_bounded(request):
-                nbytes = sum(
-                    place.nbytes for _, _, _, place, _ in response.outputs if isinstance(place, messages.Handle)
-                )
-                nbytes = max(nbytes + nbytes_inline, _LEAST_NBYTES)
+                nbytes = max(messages.nbytes_of(response.outputs) + nbytes_inline, _LEAST_NBYTES)
                 self._leases[response.lease] = (request, nbytes)
                 self._unread[request] = self._unread.get(request, 0) + nbytes

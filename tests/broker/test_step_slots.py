@@ -119,13 +119,14 @@ def test_a_stream_has_credit_for_what_the_step_behind_it_can_take(make_bench) ->
     assert len(bench.sinks[request].responses) == 4 and bench.response(request) is not None
 
 
-def test_a_stream_of_an_ensemble_pauses_while_the_client_does_not_read(make_bench) -> None:
+@pytest.mark.parametrize("small", [False, True])
+def test_a_stream_of_an_ensemble_pauses_while_the_client_does_not_read(make_bench, small: bool) -> None:
     bench = limited(make_bench, 0, decoupled=True, max_unread=16)
     request = begin(bench)
     for lease in range(bench.window):
         stream(bench, 1)
         (step,) = bench.held(bench.b)
-        bench.executed(bench.b, Response(step, output(), lease=lease + 1))
+        bench.executed(bench.b, Response(step, output(bytes(16))) if small else Response(step, output(), lease + 1))
     assert credit(bench) == 0
     for response in bench.sinks[request].responses:
         bench.tell(OutputsRead("ensembles", response.lease))

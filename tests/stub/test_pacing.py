@@ -74,6 +74,15 @@ def test_even_small_responses_count_for_something(bus: Bus) -> None:
     assert bus.sent
 
 
+def test_many_small_tensors_count_for_what_they_are(bus: Bus) -> None:
+    pacing = Pacing(bus, set(), 10_000)
+    small = [messages.TensorRef(str(number), "UINT8", (500,), bytes(500)) for number in range(20)]
+    pacing.sends(messages.Response(7, small, 1, final=False))
+    bus.plans = [lambda: pacing.released([1])]
+    pacing.wait(7)
+    assert bus.sent
+
+
 def test_nobody_waits_for_a_client_that_has_gone(bus: Bus) -> None:
     cancelled = {7}
     pacing = Pacing(bus, cancelled, 100)
