@@ -142,7 +142,7 @@ REFUSED_REQUESTS = Family(  # one child per reason: label reason
 GATEWAY_REQUESTS = Family(
     "tensorbus_gateway_requests_total",
     "counter",
-    "Number of inference requests sent to the broker, by how all but small tensors went: in shared memory or in the message",
+    "Number of requests sent to the broker, by how all but small tensors went: in shared memory or in the message",
     "requests",
 )
 GATEWAY_TENSOR_BYTES = Family(
