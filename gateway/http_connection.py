@@ -107,6 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost(self)
         if self._call is not None:
             self._call.cancel()
+            self._call = None  # it refers to us
         self._release_held()
         self._reader.close()
         while self._queue:
