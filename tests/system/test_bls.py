@@ -14,13 +14,13 @@ import tritonclient.grpc as grpc_client
 from tests.system.bls_models import MODELS, Cases, drive
 from tests.system.conftest import Repository, Server, serving
 
-pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
-
 case = Cases()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["small tensors go with messages", "all lie in shared memory"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if "all" in request.param:
+        request.getfixturevalue("all_in_shared_memory")
     with case.serving(tmp_path_factory.mktemp("bls"), *MODELS) as server:
         yield server
 
