@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from broker.answering import Answering
-from broker.events import Action, Kill, Override, StubDied, StubSaid
+from broker.events import Action, Kill, Override, Send, StubDied, StubSaid
 from broker.instance import Dispatched, Instance, InstanceState, Open
 from broker.model import ModelVersion, files_of
 from broker.model_config import InstanceSpec
@@ -22,7 +22,7 @@ from broker.queue import Pending, ReplySink, Timing
 from broker.roster import Roster
 from protocol.codec import decode_from_stub
 from protocol.errors import ProtocolError
-from protocol.messages import NewFamily, NewMetric, Ready, Request
+from protocol.messages import CANCEL, Cancel, NewFamily, NewMetric, Ready, Request
 from protocol.services import HeldStub
 
 SinkOf = Callable[[int], ReplySink]  # where the answers to a request go that another broker has taken
@@ -132,6 +132,16 @@ class Adoption:
             del self._held[host, version.name]
         self._due += self._said.pop(found.stub.key)
         return self._instance(version, spec, host, found, now)
+
+    def cancel_orphans(self, instance: Instance) -> list[Action]:
+        """Steps of ensembles and calls of models: who waited for them was known to the other broker alone. One that
+        waits for credit or for its reader would wait for long."""
+        requests = [pending for dispatched in instance.outstanding for pending in dispatched.requests]
+        requests += [one.pending for one in instance.open.values()]
+        orphans = [pending for pending in requests if pending.request.id < 0]
+        for pending in orphans:
+            pending.unwanted = True
+        return [Send(instance.key, Cancel(CANCEL, [one.request.id for one in orphans]))] if orphans else []
 
     def _instance(self, version: ModelVersion, spec: InstanceSpec, host: str, held: _Held, now: int) -> Instance:
         stub, ready, sink = held

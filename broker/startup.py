@@ -206,13 +206,16 @@ class Startup:
     ) -> tuple[list[Instance], list[Action]]:
         """Raises InvalidArgument."""
         instances: list[Instance] = []
+        actions: list[Action] = []
         for spec in specs:
             adopted = self._adoption.take(version, spec, host, now) if self._adoption else None
+            if adopted is not None:
+                actions += self._adoption.cancel_orphans(adopted)
             instances.append(adopted or Instance(spec, self._roster.next_index(), host))
         if self._limiter is not None:
             self._limiter.add(instances)
         new = [one for one in instances if one.state is InstanceState.STARTING]
-        return instances, [start_process(self._roster, version, instance) for instance in new]
+        return instances, actions + [start_process(self._roster, version, instance) for instance in new]
 
     def _join(self, version: ModelVersion, update: InstanceUpdate, now: int) -> list[Action]:
         """A version that serves gets what it lacks of the instances that are wanted."""

@@ -97,6 +97,10 @@ class ModelCatalogue:
             raise
         return True
 
+    def is_ensemble(self, model: str, version: int) -> bool:
+        row = self._models.get(model, {}).get(version)
+        return row is not None and row.signature is not None and row.signature.platform == "ensemble"
+
     def shares_memory(self, model: str, version: int) -> bool:
         """Whether tensors for it may go by handle. False for what is not there (any more): frames are always right."""
         rows = self._models.get(model)

@@ -123,7 +123,12 @@ class RemoteBus:
         """The broker has welcomed us, for the first time or again."""
         self._is_joined = True
         self._knows_all = False
-        self._undecided = self._sent()
+        sent = self._sent()
+        # What steps of them have been executed only the broker knew that is gone.
+        requests = [self._open[id].request for id in sent]
+        ensembles = {one.id for one in requests if self.catalogue.is_ensemble(one.model, one.version)}
+        self._undecided = sent - ensembles
+        self._fail(ensembles)
         reading = sorted(self._reading)
         self._send(Unanswered(UNANSWERED, sorted(self._undecided), self._hosts, reading), ())
 

@@ -14,7 +14,7 @@ from broker.events import HostJoined, HostLost, LoadModels, Override, Polled, Sa
 from broker.model import VersionSource
 from broker.model_config import ModelConfigMessage, from_message
 from protocol.codec import encode
-from protocol.messages import NEW_FAMILY, NEW_METRIC, READY, Executed, NewFamily, NewMetric, Ready, Response
+from protocol.messages import NEW_FAMILY, NEW_METRIC, READY, Cancel, Executed, NewFamily, NewMetric, Ready, Response
 from protocol.services import Given, HeldMetric, HeldStub
 from tests.broker.conftest import Bench, Sink
 from tests.random_events import examples
@@ -117,6 +117,15 @@ def test_what_a_stub_holds_is_answered_when_it_has_executed_it(bench):
     assert {id: len(sink.responses) for id, sink in bench.old.items()} == {10: 1, 11: 1, 12: 1, 13: 1}
     assert bench.held("7.2") == [new]
     assert bench.batches("7.2")[0].id > 4
+
+
+def test_what_an_ensemble_or_a_model_had_asked_of_it_is_wanted_no_more(bench):
+    bench.join(held(batches=[(3, [11, -7])], open=[10, -6]))
+    assert [message.requests for message in bench.sent("7.2", Cancel)] == [[-7, -6]]
+    bench.says("7.2", responses=(Response(-6, [], lease=1, final=False), Response(-6, [])))
+    bench.says("7.2", Executed(3, 1, 1, 1, False, [Response(11, []), Response(-7, [])]))
+    assert len(bench.old[11].responses) == 1
+    assert not bench.core.is_living(-6) and not bench.core.is_living(-7)
 
 
 def test_inputs_that_a_model_has_kept_are_given_back_though_another_broker_told_the_answer(bench):

@@ -297,6 +297,30 @@ def test_fate_says_what_is_sent_again_what_fails_and_what_is_answered(calls: Cal
     run(test)
 
 
+def test_a_request_to_an_ensemble_is_lost_with_the_broker_and_never_sent_again(calls: Calls, bus: FakeBus) -> None:
+    """No stub has it, so it would be: what of it has been executed would be executed twice, and a stream begin anew."""
+    bus.add(bus.signatures["add_sub"]._replace(model="both", platform="ensemble"), bus.models["add_sub"])
+    bus.hold = True
+
+    async def test() -> None:
+        calls.infer("lost", "both")
+        calls.infer("again")
+        await bus.wait_for(2)
+        calls.loopback.cut()
+        calls.infer("unsent", "both")
+        calls.broker.fate = lambda message: Fate(FATE, message.requests, [])
+        calls.loopback.join()
+        [reply] = await calls.answered(1)
+        assert reply.request_id == "lost" and isinstance(reply.error, Unavailable) and reply.final
+        entries = await bus.wait_for(4)
+        assert [entry.request.request_id for entry in entries[2:]] == ["again", "unsent"]
+        for entry in entries[2:]:
+            entry.run()
+        await calls.answered(3)
+
+    run(test)
+
+
 def test_nothing_overtakes_what_is_undecided(calls: Calls, bus: FakeBus) -> None:
     fates = []
 

@@ -16,6 +16,8 @@ import pytest
 
 from tests.system import several_hosts
 from tests.system.conftest import ROOT, Background, Repository, eventually, together
+from tests.system.ensemble_models import add_chain
+from tests.system.grpc_stream import DECOUPLED, streaming
 from tests.system.scaled_stack import ScaledStack, Service, ready, scaled_stack
 
 pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
@@ -242,6 +244,40 @@ def test_what_is_executed_is_executed_once_though_the_broker_dies(repository, st
     assert len(executed) == len(set(executed)), "executed twice"
     assert {number for number, status in outcomes.items() if status == 200} <= set(executed)
     assert set(outcomes.values()) <= {200, 503}
+
+
+COUNTS = """
+def execute(self, requests):
+    (request,) = requests
+    sender = request.get_response_sender()
+    for number in range(int(values(request)[0])):
+        if sender.is_cancelled():
+            break
+        sender.send(respond(request, np.array([number], np.float32)))
+        time.sleep(0.01)
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_a_stream_of_an_ensemble_ends_with_the_broker_and_holds_no_instance(repository, stack):
+    """It began anew once its step, which waited for five minutes for a broker that was gone, let the instance go."""
+    repository.add("counts", COUNTS, config=DECOUPLED % 1)
+    add_chain(repository, "both", "counts", "identity")
+    broker = stack.broker()
+    stack.stub_host()
+    gateway = ready(stack.gateway(), "both")
+    with streaming(gateway) as stream:
+        stream.send("both", [100_000])
+        assert [stream.next().data for _ in range(5)] == [[0], [1], [2], [3], [4]]
+        broker.kill()
+        stack.broker()
+        answers = stream.until_final()
+        assert [one.data for one in answers[:-1]] == [[number] for number in range(5, 4 + len(answers))]
+        assert "was lost, and may have been executed" in answers[-1].error
+    ready(gateway, "both")
+    with streaming(gateway) as stream:
+        stream.send("both", [3])
+        assert [one.data for one in stream.until_final()] == [[0], [1], [2], None]
 
 
 LATE = COUNTING.replace(
