@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
+from broker.ensemble_leases import ORIGIN as ENSEMBLES
 from broker.queue import Frames, ReplySink
 from broker.remote.catalogue import Catalogues, SendTo
 from broker.remote.fetches import Fetches, owner_of
@@ -346,7 +347,8 @@ class RemoteGateways:
             gateway.held[id].extend(held)
 
     def _with_frames(self, answer: _Answer, found: dict[Handle, memoryview | bytes]) -> _Answer:
-        """Nothing is on lease any more: the bytes are here."""
+        """Nothing is on lease any more: the bytes are here. But what an ensemble streams waits for what has been read,
+        which leases tell."""
         response, origin, frames = answer.response, answer.origin, list(answer.frames)
         if any(len(frame) != handle.nbytes for handle, frame in found.items()):
             lost = (int(ErrorKind.INTERNAL), "the outputs were lost with their stub host")
@@ -357,7 +359,8 @@ class RemoteGateways:
                 frames.append(found[output.place])
                 output = output._replace(place=len(frames) - 1)
             outputs.append(output)
-        if response.lease and not any(isinstance(output.place, Handle) for output in outputs):
+        is_read = answer.origin != ENSEMBLES and not any(isinstance(output.place, Handle) for output in outputs)
+        if response.lease and is_read:
             self._server.release(origin, response.lease)
             response = response._replace(lease=0)
         return _Answer(response._replace(outputs=outputs), origin, frames)

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.system import several_hosts
 from tests.system.conftest import MiB, Repository, Server, Start, eventually
 from tests.system.ensemble_models import add_ensemble, step
 from tests.system.grpc_stream import DECOUPLED, streaming
+from tests.system.scaled_stack import ready, scaled_stack
+from tests.system.test_scaled_stack import with_its_own_shm
 
 pytestmark = pytest.mark.usefixtures("all_in_shared_memory")
 
@@ -31,7 +34,7 @@ def execute(self, requests):
 """
 
 
-def ask(server: Server, count: int) -> socket.socket:
+def ask(server: Server, count: int, model: str = "fast") -> socket.socket:
     """A stream that nobody reads yet, with as little room for it as there can be."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -39,7 +42,7 @@ def ask(server: Server, count: int) -> socket.socket:
     connection.settimeout(30)
     connection.connect((host, int(port)))
     body = json.dumps({"IN": count}).encode()
-    head = f"POST /v2/models/fast/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -120,6 +123,22 @@ def test_a_model_that_streams_into_an_ensemble_waits_for_the_step_behind_it(
         flag("go").touch()
         answers = [one for one in stream.until_final() if one.data is not None]
     assert [answer.data[0] for answer in answers if answer.data] == list(range(40))
+
+
+@pytest.mark.skipif(bool(several_hosts.why_not()), reason=several_hosts.why_not())
+def test_an_ensemble_does_not_run_far_ahead_of_a_client_of_a_gateway_that_shares_no_memory(
+    repository: Repository, tmp_path: Path, flag: Callable[[str], Path]
+) -> None:
+    sent = pipeline(repository, flag)
+    flag("go").touch()
+    with scaled_stack(repository, tmp_path) as stack:
+        stack.broker("--max-unread-bytes=1048576")
+        stack.stub_host()
+        gateway = ready(stack.gateway(place=with_its_own_shm), "pipe")
+        with ask(gateway, 400, "pipe") as connection:
+            eventually(lambda: sent.exists() and sent.stat().st_size > 16)
+            assert eventually(lambda: _unchanged(sent)) < 16 + 60, "what the sockets take, too"
+            read(connection, 400)
 
 
 def test_a_client_that_goes_wakes_what_streams_for_it(
