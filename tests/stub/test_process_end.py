@@ -2,6 +2,9 @@
 
 import os
 import signal
+import time
+
+import psutil
 
 from protocol.messages import Configured
 from tests.stub.bare_broker import ECHO
@@ -40,6 +43,10 @@ def test_threads_of_a_model_do_not_keep_a_process_that_ends_by_an_exception(brok
     """
     ready_pid = broker.forked_pid
     broker.serve(model(quit, "import signal" + ECHO))
+    # Right before it blocks a signal would be noticed with the next message only, of which there is none.
+    until = time.monotonic() + 10
+    while psutil.Process(ready_pid).status() != psutil.STATUS_SLEEPING and time.monotonic() < until:
+        time.sleep(0.01)
     os.kill(ready_pid, signal.SIGUSR1)
     assert broker.exit_code() == 5
 
