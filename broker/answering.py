@@ -27,7 +27,7 @@ from broker.response_order import Held
 from broker.roster import Roster
 from metrics.recorder import BACKEND, CANCELED, OTHER
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
-from protocol.messages import Executed, Request, Response, Results
+from protocol.messages import Executed, Request, Response, Results, new
 from protocol.services import FORGOTTEN_NS
 
 _NOT_ITERATIVE = (
@@ -216,7 +216,7 @@ class Answering:
             if version.order is not None and pending.request.id in version.order:
                 passed = version.order.answered(Held(pending, response, origin, frames))
                 return [Answer(*one) for one in passed]
-            return [Answer(pending, response, origin, frames)]
+            return [new(Answer, (pending, response, origin, frames))]
         actions, is_read = self.calls.answer(version, pending, response, origin, frames)
         if is_read and response.lease:
             actions += self.outputs_read(origin, response.lease, now)

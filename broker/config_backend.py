@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.model_config import ENSEMBLE_PLATFORM, PYTHON_BACKEND, PYTHON_FILENAME
+from broker.model_config import PYTHON_BACKEND, PYTHON_FILENAME
 from broker.proto import Message
 from protocol.errors import InvalidArgument
+from protocol.signature import ENSEMBLE_PLATFORM
 
 
 @dataclass(frozen=True, slots=True)

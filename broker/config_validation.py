@@ -10,9 +10,9 @@ from broker.config_backend import platform_fits
 from broker.config_batching import check_dynamic_batching
 from broker.config_ensemble import check_ensemble
 from broker.config_sequence import check_sequence_batching
-from broker.model_config import ENSEMBLE_PLATFORM
 from broker.proto import Message
 from protocol.errors import InvalidArgument
+from protocol.signature import ENSEMBLE_PLATFORM
 
 
 def check_model(message: Message) -> None:

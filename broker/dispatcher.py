@@ -21,7 +21,7 @@ from broker.time_limits import EXECUTE as EXECUTE_LIMIT
 from broker.time_limits import TimeLimits
 from metrics.recorder import REJECTED
 from protocol.errors import Unavailable
-from protocol.messages import EXECUTE, Batch, Execute, Request, Starved
+from protocol.messages import EXECUTE, Batch, Execute, Request, Starved, new
 
 
 class Dispatcher:
@@ -144,7 +144,7 @@ class Dispatcher:
                 requests.append(rebase(pending, frames) if pending.frames else pending.request)
             version.recorder.dequeued(len(pendings))
             instance.outstanding.append(Dispatched(self._last_batch, pendings, now, places))
-            sent.append(Batch(self._last_batch, requests, list(slots), places))
+            sent.append(new(Batch, (self._last_batch, requests, list(slots), places)))
         if idle:
             instance.began_ns = now
             self.limit(version, instance, now)
@@ -165,8 +165,8 @@ class Dispatcher:
     def _send(
         self, instance: Instance, batches: list[Batch], frames: Frames, paced: Sequence[tuple[int, int]] = ()
     ) -> Send:
-        message = Execute(EXECUTE, batches, self._releases.take(instance), list(paced))
-        return Send(instance.key, message, frames, instance.shared)
+        message = new(Execute, (EXECUTE, batches, self._releases.take(instance), list(paced), []))
+        return new(Send, (instance.key, message, frames, instance.shared))
 
     # --- time -----------------------------------------------------------------------------------------------------
 

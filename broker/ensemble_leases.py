@@ -9,10 +9,9 @@ from broker.ensemble import Memory
 from broker.events import Action
 from broker.flow import Flow
 from broker.queue import Frames, Pending
-from protocol.messages import TensorRef, nbytes_of
+from protocol.messages import TensorRef, unread_nbytes
 
 ORIGIN = "ensembles"  # of the leases of responses; no stub has such a key
-_LEAST_NBYTES = 1024  # what even an empty response costs on its way
 
 
 class LeaseOwner(Protocol):
@@ -41,7 +40,7 @@ class EnsembleLeases:
     def new_lease(self, flow: Flow, memories: list[Memory], outputs: list[TensorRef], frames: Frames) -> int:
         """For a response that shows these memories, if any: it is over when the response has been read."""
         self._last_lease += 1
-        nbytes = max(nbytes_of(outputs) + sum(map(len, frames)), _LEAST_NBYTES)
+        nbytes = unread_nbytes(outputs, sum(map(len, frames)))
         flow.unread += nbytes
         self._responses[self._last_lease] = (flow, memories, nbytes)
         return self._last_lease

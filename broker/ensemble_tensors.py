@@ -7,7 +7,7 @@ from broker.ensemble import Memory, SequenceMark, Value
 from broker.flow import Flow
 from broker.model import ModelVersion
 from broker.queue import Frames
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Handle, Parameters, Response, TensorRef
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Handle, Parameters, Response, TensorRef, new
 from protocol.signature import TensorSpec
 
 
@@ -47,7 +47,7 @@ def placed(
     if value.frame is not None:
         place = len(frames)
         frames.append(value.frame)
-    return TensorRef(name, datatype, shape, place, shared)
+    return new(TensorRef, (name, datatype, shape, place, shared))
 
 
 def _batched(shape: tuple[int, ...], spec: TensorSpec, batching: bool) -> tuple[int, ...]:

@@ -320,7 +320,8 @@ class Ensembles:
             self._over(flow)
         retained = final and self._retains(flow)
         flag_only = final and not values and version.checker.signature.decoupled
-        response = Response(pending.request.id, outputs, lease, None, parameters, final, retained, flag_only)
+        fields = (pending.request.id, outputs, lease, None, parameters, final, retained, flag_only)
+        response = new(Response, fields)
         return self._owner.respond(version, pending, response, ORIGIN, frames, now)
 
     def _fail(self, flow: Flow, error: ServingError, now: int) -> list[Action]:

@@ -17,7 +17,6 @@ from protocol.datatypes import BY_NAME
 from protocol.errors import InternalError
 from protocol.signature import TensorSpec
 
-ENSEMBLE_PLATFORM = "ensemble"
 PYTHON_BACKEND = "python"
 PYTHON_FILENAME = "model.py"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from protocol.errors import InvalidArgument, NotFound, ProtocolError, ServingError, Unavailable, error_of
 from protocol.model_lookup import no_version_ready, unknown_model, unknown_version, version_not_ready
 from protocol.services import Row
-from protocol.signature import Signature
+from protocol.signature import ENSEMBLE_PLATFORM, Signature
 
 READY, LOADING = "READY", "LOADING"
 
@@ -99,7 +99,7 @@ class ModelCatalogue:
 
     def is_ensemble(self, model: str, version: int) -> bool:
         row = self._models.get(model, {}).get(version)
-        return row is not None and row.signature is not None and row.signature.platform == "ensemble"
+        return row is not None and row.signature is not None and row.signature.platform == ENSEMBLE_PLATFORM
 
     def shares_memory(self, model: str, version: int) -> bool:
         """Whether tensors for it may go by handle. False for what is not there (any more): frames are always right."""

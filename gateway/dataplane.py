@@ -21,7 +21,7 @@ from gateway.log_settings import LogSettings
 from gateway.model_metadata import ModelMetadata, model_metadata
 from metrics.pressure import Pressure
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError, error_of
-from protocol.messages import Handle, Request, Response, TensorPlace, TensorRef
+from protocol.messages import Handle, Request, Response, TensorPlace, TensorRef, new
 from protocol.signature import Signature
 from protocol.validation import Checker, client_shape
 from shm.arena import ALIGNMENT
@@ -128,7 +128,7 @@ class _ReplySink:
                 data = view(*place)
             if len(data) > LARGE_NBYTES:
                 dataplane.large_calls += 1
-            outputs.append(OutputTensor(name, datatype, shape, data))
+            outputs.append(new(OutputTensor, (name, datatype, shape, data)))
         if self.reshaped:
             outputs = [self._as_the_client_sees(output) for output in outputs]
         if self.classes:
@@ -210,7 +210,7 @@ class DataPlane:
                 call.admitted = nbytes
             id = next(self._ids)
             frames: list[memoryview | bytes] = []
-            request = Request(
+            fields = (
                 id,
                 signature.model,
                 signature.version,
@@ -224,7 +224,7 @@ class DataPlane:
                 call.timeout_us,
             )
             sink = _ReplySink(self, id, blocks, checker, call, on_reply)
-            self.bus.submit(request, frames, sink)
+            self.bus.submit(new(Request, fields), frames, sink)
         except ServingError:
             for block in blocks:
                 self.store.free(block)
@@ -299,7 +299,7 @@ class DataPlane:
             else:
                 place = len(frames)
                 frames.append(bytes(data))
-            refs.append(TensorRef(name, datatype, shape, place))
+            refs.append(new(TensorRef, (name, datatype, shape, place, False)))
         return refs
 
     def slot(self, signature: Signature, sizes: Sizes) -> Slot | None:

@@ -161,7 +161,7 @@ def _opening(reply: Reply) -> bytes:
 
 
 def _parameters(parameters: Parameters) -> bytes:
-    return http_json.members((name, http_json.scalar(value)) for name, value in parameters.items())
+    return http_json.members([(name, http_json.scalar(value)) for name, value in parameters.items()])
 
 
 # Names, types and shapes recur from reply to reply; at 32 clients their text was a tenth of a request's cost.

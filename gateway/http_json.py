@@ -180,6 +180,8 @@ _TO_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
 
 def string(text: str | bytes | memoryview) -> bytes:
     """A JSON string; bytes go out as they are, UTF-8 or not."""
+    if isinstance(text, str) and text.isidentifier():  # nothing in it is to be escaped
+        return b'"%b"' % text.encode()
     data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else bytes(text)
     return b'"' + _TO_ESCAPE.sub(lambda found: _ESCAPES[found[0]], data) + b'"'
 
@@ -224,4 +226,4 @@ def scalar(value: bool | int | float | str) -> bytes:
 
 def members(items: Iterable[tuple[str, bytes]]) -> bytes:
     """An object of ready-made values."""
-    return b"{" + b",".join(string(name) + b":" + value for name, value in items) + b"}"
+    return b"{" + b",".join([string(name) + b":" + value for name, value in items]) + b"}"

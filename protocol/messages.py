@@ -13,6 +13,8 @@ VERSION = 3  # of the protocol; a peer that says another one in Hello is refused
 # A tensor of fewer bytes goes with its message: to write and read it there costs less than a lease of shared memory.
 SMALL_NBYTES = 512
 
+_LEAST_NBYTES = 1024  # what even an empty response costs on its way
+
 # ``new(Kind, (field, ...))``, with all the fields: half the time of ``Kind(field, ...)``, which is a Python function.
 new = tuple.__new__
 
@@ -58,6 +60,11 @@ def nbytes_of(tensors: Sequence[TensorRef]) -> int:
         elif isinstance(place, bytes):
             total += len(place)
     return total
+
+
+def unread_nbytes(tensors: Sequence[TensorRef], nbytes_inline: int) -> int:
+    """What a response counts for while its client has not read it; so many of its bytes are in frames."""
+    return max(nbytes_of(tensors) + nbytes_inline, _LEAST_NBYTES)
 
 
 class Request(NamedTuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Optional, Tuple
 
+ENSEMBLE_PLATFORM = "ensemble"
+
 
 class TensorSpec(NamedTuple):
     """An input or output as configured. ``dims`` has no batch dimension; -1 is variable."""

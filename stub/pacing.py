@@ -16,7 +16,6 @@ from .closed import Closed
 from .shared import messages
 from .triton_error import TritonModelException
 
-_LEAST_NBYTES = 1024  # what even an empty response costs on its way
 _LONGEST_S = 300.0  # that a client may read nothing at all
 
 
@@ -126,6 +125,6 @@ class Pacing:
             if request in self._credit:
                 self._credit[request] -= 1
             if response.lease and self.is_bounded(request):
-                nbytes = max(messages.nbytes_of(response.outputs) + nbytes_inline, _LEAST_NBYTES)
+                nbytes = messages.unread_nbytes(response.outputs, nbytes_inline)
                 self._leases[response.lease] = (request, nbytes)
                 self._unread[request] = self._unread.get(request, 0) + nbytes
