@@ -195,7 +195,7 @@ class BrokerServer:
         if actions:
             self._carry_out(actions)
         if self._timer is None:
-            self._set_timer()
+            self._watch()
 
     def stub_died(self, key: str, status: int) -> None:
         """Its last words come before its death."""
@@ -224,12 +224,15 @@ class BrokerServer:
 
     def catch_up(self) -> None:
         """Ends the turn now, for what has come so far."""
+        self._take_in()
+        self._end_turn()
+
+    def _take_in(self) -> None:
         self._is_due = False
         now = time.monotonic_ns()
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._news += self.core.handle(event, now)
-        self._end_turn()
 
     def _look_up_now(self) -> None:
         """What came in this turn is looked up in it, too: a request that is found needs no other."""
@@ -244,6 +247,10 @@ class BrokerServer:
         self._news += self.core.handle(event, time.monotonic_ns())
 
     def _end_turn(self) -> None:
+        self._act()
+        self._watch()
+
+    def _act(self) -> None:
         if self._cache is not None:
             self._look_up_now()
         actions, news, self._news = self._news, [], []
@@ -259,7 +266,6 @@ class BrokerServer:
         if not goes_on:
             self._tell()
         self.core.count()
-        self._set_timer()
 
     def _tell(self) -> None:
         """What is in the outbox, up to a Pause."""
@@ -283,23 +289,32 @@ class BrokerServer:
             return
         self._news += self.core.handle(StubSaid(key, message, frames), time.monotonic_ns())
 
-    def _set_timer(self) -> None:
-        """While any deadline is ahead a timer runs, never for longer than ``release_delay_ns``. Only requests and
-        batches that wait set deadlines sooner than that, so a running timer is looked at for theirs alone."""
-        running = self._timer is not None
-        at = self.core.next_request_deadline() if running else self.core.next_deadline()
-        if at is None or (running and at >= self._timer_at):
-            return
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """A timer runs after every turn, for at most ``release_delay_ns``, and on while any deadline is ahead. Only
+        requests and batches that wait set deadlines sooner than that, so a turn asks for theirs alone."""
+        at = self.core.next_request_deadline()
+        if self._timer is None or (at is not None and at < self._timer_at):
+            self._set_timer(at)
+
+    def _set_timer(self, at: int | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        now = time.monotonic_ns()
-        self._timer_at = now + min(max(0, at - now), self._settings.release_delay_ns)
-        self._timer = self._loop.call_later((self._timer_at - now) / 1e9, self._on_timer)
+        now, delay_ns = time.monotonic_ns(), self._settings.release_delay_ns
+        if at is not None:
+            delay_ns = min(max(0, at - now), delay_ns)
+        self._timer_at = now + delay_ns
+        self._timer = self._loop.call_later(delay_ns / 1e9, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._news += self.core.handle(DeadlinePassed(), time.monotonic_ns())
-        self.catch_up()
+        self._take_in()
+        self._act()
+        at = self.core.next_deadline()
+        if at is not None:
+            self._set_timer(at)
 
     # --- what goes out --------------------------------------------------------------------------------------------
 

@@ -294,6 +294,24 @@ def test_input_that_a_message_of_the_timer_hides_is_seen(run):
     run(scenario)
 
 
+def test_turns_leave_the_deadlines_of_all_else_to_a_timer_and_an_idle_server_has_none(run, monkeypatch):
+    async def scenario(world: World) -> None:
+        stub = await world.stub()
+        core, asked = world.server.core, []
+        next_deadline = core.next_deadline
+        monkeypatch.setattr(core, "next_deadline", lambda: asked.append(time.monotonic_ns()) or next_deadline())
+        began = time.monotonic_ns()
+        for _ in range(50):
+            _, sink = world.submit()
+            (_, batches, *_), _ = await receive(stub)
+            await say(stub, Results(RESULTS, [executed(batch) for batch in batches], []))
+            await sink.answered
+        await until(lambda: world.server._timer is None)
+        assert 0 < len(asked) <= 1 + (asked[-1] - began) // BrokerSettings(world.bus, "/dev/shm").release_delay_ns
+
+    run(scenario)
+
+
 def test_a_message_that_is_none_of_ours_gets_the_stub_killed(run):
     async def scenario(world: World) -> None:
         stub = await world.stub()
