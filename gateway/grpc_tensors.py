@@ -10,7 +10,7 @@ they are appended behind the serialized rest. On the wire both are plain repeate
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
@@ -20,7 +20,7 @@ from gateway.proto import service_pb2
 from gateway.tensors import prefixed
 from protocol.datatypes import ITEMSIZE
 from protocol.errors import InternalError, InvalidArgument, NotFound
-from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters
+from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, new
 from protocol.signature import Signature
 
 MAX_MESSAGE_NBYTES = 2**31 - 1
@@ -36,11 +36,33 @@ _ModelInferResponse = service_pb2.ModelInferResponse
 Pieces = list["bytes | memoryview"]
 
 
-class ParsedRequest(NamedTuple):
-    """A ModelInferRequest without its raw_input_contents, and those as views of the request's bytes."""
+class HeadInput(NamedTuple):
+    """``tensor`` has more to say of where the data is; None: it is the next of the raw contents."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    tensor: Any
+
+
+class RequestHead(NamedTuple):
+    """A ModelInferRequest without its raw_input_contents. Shared between requests with the same one: never changed.
+    ``outputs`` are the names of those that are requested; None if there is more to say of one."""
 
     message: Any
+    inputs: list[HeadInput]
+    outputs: list[str] | None
+
+
+class ParsedRequest(NamedTuple):
+    """``raw`` are the contents, as views of the request's bytes."""
+
+    head: RequestHead
     raw: Pieces
+
+    @property
+    def message(self) -> Any:
+        return self.head.message
 
 
 class DecodedParameters(NamedTuple):
@@ -77,20 +99,13 @@ def parse_request(data: bytes | memoryview) -> ParsedRequest:
     position = kept = 0
     while position < end:
         start = position
-        tag = data[position]
-        if tag & 7 != 2 or tag > 0x7F:  # no field of this message: protobuf decides what to make of it
+        tag = data[start]
+        position += 2
+        if tag & 7 != 2 or tag > 0x7F or position > end:  # no field of it: protobuf decides what to make of it
             return _parse_whole(data)
-        length = shift = 0
-        while True:
-            position += 1
-            if position >= end or shift > 28:
-                return _parse_whole(data)
-            group = data[position]
-            length |= (group & 0x7F) << shift
-            shift += 7
-            if group < 0x80:
-                break
-        position += 1
+        length = data[start + 1]
+        if length > 0x7F:
+            length, position = _length(data, start + 1)
         if position + length > end:
             return _parse_whole(data)
         if tag == RAW_INPUT_TAG:
@@ -99,7 +114,38 @@ def parse_request(data: bytes | memoryview) -> ParsedRequest:
             kept = position + length
         position += length
     rest.append(view[kept:])
-    return ParsedRequest(parse_message(_ModelInferRequest, b"".join(rest)), raw)
+    head = b"".join(rest)
+    return new(ParsedRequest, (_remembered(head) if raw and len(head) <= _REMEMBERED_NBYTES else _head(head), raw))
+
+
+def _length(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """The number that stands there, and where it ends; one that is none leads beyond the end of the data."""
+    length = shift = 0
+    while position < len(data) and shift <= 28:
+        group = data[position]
+        length |= (group & 0x7F) << shift
+        position += 1
+        if group < 0x80:
+            return length, position
+        shift += 7
+    return 0, len(data) + 1
+
+
+_REMEMBERED_NBYTES = 1024  # clients repeat what is not data
+
+
+def _head(data: bytes) -> RequestHead:
+    message = parse_message(_ModelInferRequest, data)
+    inputs = []
+    for tensor in message.inputs:
+        datatype = tensor.datatype if tensor.datatype in ITEMSIZE else "<invalid>"
+        is_plain = not (tensor.HasField("contents") or len(tensor.parameters))
+        inputs.append(HeadInput(tensor.name, datatype, list(tensor.shape), None if is_plain else tensor))
+    plain = [output.name for output in message.outputs if not len(output.parameters)]
+    return RequestHead(message, inputs, plain if len(plain) == len(message.outputs) else None)
+
+
+_remembered = lru_cache(maxsize=1024)(_head)
 
 
 def model_at_the_start(data: memoryview) -> str | None:
@@ -110,8 +156,8 @@ def model_at_the_start(data: memoryview) -> str | None:
 
 
 def _parse_whole(data: bytes | memoryview) -> ParsedRequest:
-    message = parse_message(_ModelInferRequest, bytes(data))
-    return ParsedRequest(message, list(message.raw_input_contents))
+    head = _head(bytes(data))
+    return ParsedRequest(head, list(head.message.raw_input_contents))
 
 
 def parse_message(kind: Any, data: bytes) -> Any:
@@ -127,22 +173,26 @@ def parse_message(kind: Any, data: bytes) -> Any:
 
 def decode_call(parsed: ParsedRequest, signature: Signature, parameters: DecodedParameters) -> InferCall:
     """The call; its inputs view the request's bytes. Raises InvalidArgument, NotFound or Unsupported."""
-    message = parsed.message
+    (message, described, outputs), raw = parsed
     model = message.model_name
     classes: dict[str, int] = {}
-    raw = iter(parsed.raw)
+    next_raw = iter(raw)
     inputs: list[InputTensor] = []
-    for tensor in message.inputs:
-        datatype = tensor.datatype if tensor.datatype in ITEMSIZE else "<invalid>"
-        inputs.append(
-            InputTensor(tensor.name, datatype, list(tensor.shape), _input_data(tensor, model, parsed.raw, raw))
-        )
+    for name, datatype, shape, tensor in described:
+        data: bytes | memoryview | None = None if tensor is None else _data_beside_raw(tensor, model, raw)
+        if data is None:
+            data = next(next_raw, None)
+        if data is None:
+            raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+        inputs.append(new(InputTensor, (name, datatype, shape, data, -1)))
+    if outputs is None:
+        outputs = [_requested_output(output, classes) for output in message.outputs]
     return InferCall(
         model,
         signature.version,
         inputs,
         message.id,
-        [_requested_output(output, classes) for output in message.outputs],
+        outputs,
         parameters.free,
         parameters.correlation_id,
         parameters.flags,
@@ -199,8 +249,8 @@ def _expect(name: str, parameter: Any, kind: str | None, *kinds: str) -> Any:
     return getattr(parameter, kind)
 
 
-def _input_data(tensor: Any, model: str, raw: Pieces, next_raw: Iterator[bytes | memoryview]) -> bytes | memoryview:
-    """Where an input's bytes come from. ``next_raw`` counts only the inputs that are not in shared memory."""
+def _data_beside_raw(tensor: Any, model: str, raw: Pieces) -> bytes | None:
+    """An input's bytes if they are not among the raw contents."""
     typed = tensor.HasField("contents")
     if len(tensor.parameters):
         region = _region(tensor)
@@ -211,17 +261,14 @@ def _input_data(tensor: Any, model: str, raw: Pieces, next_raw: Iterator[bytes |
             )
         if region is not None:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
-    if typed:
-        if raw:
-            raise InvalidArgument(
-                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
-                f"for model '{model}'"
-            )
-        return _typed_data(tensor, model)
-    data = next(next_raw, None)
-    if data is not None:
-        return data
-    raise InvalidArgument(f"unable to find data for input tensor '{tensor.name}' for model '{model}' in request.")
+    if not typed:
+        return None
+    if raw:
+        raise InvalidArgument(
+            f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+            f"for model '{model}'"
+        )
+    return _typed_data(tensor, model)
 
 
 # Field of InferTensorContents, the datatype it carries, its numpy type, and narrower datatypes cut from its elements.
@@ -315,23 +362,45 @@ def encode_response(
     model: str, version: str, request_id: str, parameters: Parameters, outputs: list[OutputTensor]
 ) -> Pieces:
     """A ModelInferResponse in pieces (tensor data by reference), for one join. Raises InvalidArgument if too large."""
-    message = _ModelInferResponse(model_name=model, model_version=version, id=request_id)
-    for name, value in parameters.items():
-        set_parameter(message.parameters[name], value)
+    head = _opening(model, version)
+    if request_id or parameters:
+        message = _ModelInferResponse(id=request_id)
+        for name, value in parameters.items():
+            set_parameter(message.parameters[name], value)
+        head += message.SerializeToString()
     data: Pieces = []
     nbytes = 0
     for name, datatype, shape, raw in outputs:
-        message.outputs.add(name=name, datatype=datatype, shape=shape)
-        data.append(RAW_OUTPUT_TAG + varint(len(raw)))
-        data.append(raw)
-        nbytes += len(data[-2]) + len(raw)
-    head = message.SerializeToString()
+        head += _described(name, datatype, shape)
+        opening = _raw_opening(len(raw))
+        data += (opening, raw)
+        nbytes += len(opening) + len(raw)
     nbytes += len(head)
     if nbytes > MAX_MESSAGE_NBYTES:
         raise InvalidArgument(
             f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."
         )
     return [head, *data]
+
+
+# Names, types, shapes and sizes recur from response to response.
+@lru_cache(maxsize=1024)
+def _opening(model: str, version: str) -> bytes:
+    opening: bytes = _ModelInferResponse(model_name=model, model_version=version).SerializeToString()
+    return opening
+
+
+@lru_cache(maxsize=4096)
+def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    message = _ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    described: bytes = message.SerializeToString()
+    return described
+
+
+@lru_cache(maxsize=1024)
+def _raw_opening(nbytes: int) -> bytes:
+    return RAW_OUTPUT_TAG + varint(nbytes)
 
 
 def set_parameter(target: Any, value: bool | int | float | str) -> None:

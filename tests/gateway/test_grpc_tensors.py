@@ -64,6 +64,16 @@ def test_raw_contents_are_views_of_the_request_and_stay_out_of_the_message() -> 
     assert parsed.message.inputs[0].datatype == "FP32"
 
 
+def test_requests_that_differ_in_their_data_alone_share_all_else() -> None:
+    first, second, other = one_input(), one_input(), one_input(shape=(1,))
+    for request, raw in ((first, b"12345678"), (second, b"abcdefgh"), (other, b"wxyz")):
+        request.raw_input_contents.append(raw)
+    parsed = [parse_request(request.SerializeToString()) for request in (first, second, other)]
+    assert parsed[0].head is parsed[1].head and parsed[2].head is not parsed[0].head
+    inputs = [decode_call(each, signature("m"), decode_parameters(each.message)).inputs[0] for each in parsed]
+    assert [(one.shape, bytes(one.data)) for one in inputs] == [([2], b"12345678"), ([2], b"abcdefgh"), ([1], b"wxyz")]
+
+
 def test_fields_behind_the_raw_contents_are_read_too() -> None:
     first = Request(model_name="m")
     first.raw_input_contents.append(b"abcd")
