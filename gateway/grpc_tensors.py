@@ -96,7 +96,11 @@ def parse_request(data: bytes | memoryview) -> ParsedRequest:
     raw: Pieces = []
     view = memoryview(data)
     end = len(data)
-    position = kept = 0
+    begun = bytes(view[:_REMEMBERED_NBYTES])
+    known = begun.find(RAW_INPUT_TAG)
+    # What is a head are whole fields: behind one that is known stands a tag indeed.
+    head = _heads.get(begun[:known]) if known > 0 else None
+    position = kept = known if head is not None else 0
     while position < end:
         start = position
         tag = data[start]
@@ -114,8 +118,11 @@ def parse_request(data: bytes | memoryview) -> ParsedRequest:
             kept = position + length
         position += length
     rest.append(view[kept:])
-    head = b"".join(rest)
-    return new(ParsedRequest, (_remembered(head) if raw and len(head) <= _REMEMBERED_NBYTES else _head(head), raw))
+    if head is None:
+        head = _head(b"".join(rest), bool(raw))
+    elif any(rest):
+        head = _head(begun[:known] + b"".join(rest))
+    return new(ParsedRequest, (head, raw))
 
 
 def _length(data: bytes | memoryview, position: int) -> tuple[int, int]:
@@ -131,10 +138,13 @@ def _length(data: bytes | memoryview, position: int) -> tuple[int, int]:
     return 0, len(data) + 1
 
 
-_REMEMBERED_NBYTES = 1024  # clients repeat what is not data
+# Clients repeat what is not data. By their bytes, those of requests that had raw contents.
+_heads: dict[bytes, RequestHead] = {}
+_MAX_HEADS, _REMEMBERED_NBYTES = 1024, 1024
 
 
-def _head(data: bytes) -> RequestHead:
+def _head(data: bytes, recurring: bool = False) -> RequestHead:
+    """``recurring``: worth remembering, because the tensors' data is not in it. Raises InternalError."""
     message = parse_message(_ModelInferRequest, data)
     inputs = []
     for tensor in message.inputs:
@@ -142,10 +152,12 @@ def _head(data: bytes) -> RequestHead:
         is_plain = not (tensor.HasField("contents") or len(tensor.parameters))
         inputs.append(HeadInput(tensor.name, datatype, list(tensor.shape), None if is_plain else tensor))
     plain = [output.name for output in message.outputs if not len(output.parameters)]
-    return RequestHead(message, inputs, plain if len(plain) == len(message.outputs) else None)
-
-
-_remembered = lru_cache(maxsize=1024)(_head)
+    head = RequestHead(message, inputs, plain if len(plain) == len(message.outputs) else None)
+    if recurring and len(data) < _REMEMBERED_NBYTES:
+        if len(_heads) >= _MAX_HEADS:
+            _heads.clear()
+        _heads[data] = head
+    return head
 
 
 def model_at_the_start(data: memoryview) -> str | None:

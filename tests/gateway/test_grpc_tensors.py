@@ -74,6 +74,22 @@ def test_requests_that_differ_in_their_data_alone_share_all_else() -> None:
     assert [(one.shape, bytes(one.data)) for one in inputs] == [([2], b"12345678"), ([2], b"abcdefgh"), ([1], b"wxyz")]
 
 
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.sampled_from(["m", "a:b", ":"]), st.integers(0, 70))
+def test_a_head_that_is_known_is_told_from_one_that_begins_alike(kinds: list[int], model: str, size: int) -> None:
+    for kind in kinds:
+        request = Request(model_name=model)
+        if kind > 0:
+            request.inputs.add(name="IN", datatype="INT8", shape=(size,))
+        request.raw_input_contents.append(b":" * size)
+        data = request.SerializeToString()
+        if kind == 2:
+            data += Request(id="behind").SerializeToString()
+        parsed = parse_request(data)
+        assert [bytes(piece) for piece in parsed.raw] == [b":" * size]
+        assert (parsed.message.model_name, parsed.message.id) == (model, "behind" if kind == 2 else "")
+        assert [list(tensor.shape) for tensor in parsed.message.inputs] == ([[size]] if kind > 0 else [])
+
+
 def test_fields_behind_the_raw_contents_are_read_too() -> None:
     first = Request(model_name="m")
     first.raw_input_contents.append(b"abcd")
