@@ -69,8 +69,10 @@ def theirs(repository: str) -> Iterator[Address]:
 def _address(repository: str) -> Iterator[Address]:
     with tempfile.TemporaryDirectory() as directory:
         if repository in scheduling_models.MODELS:
-            scheduling_models.write(Path(directory), repository)
-            yield Address(*_ports(), directory)
+            models = Path(directory, "models")  # Triton looks through all that is beside it when it is to load ".."
+            models.mkdir()
+            scheduling_models.write(models, repository)
+            yield Address(*_ports(), str(models))
         else:
             yield Address(*_ports(), str(MODELS / repository))
 
