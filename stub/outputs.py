@@ -23,6 +23,9 @@ class Outputs:
         self, tensors: Sequence[PlacedTensor], frames: List[bytes], inline: bool = False
     ) -> Tuple[List[messages.TensorRef], int]:
         """``frames`` are those of the message; inline tensors go to their end, all of them if asked for."""
+        small = self._placer.references(tensors)
+        if small is not None:
+            return small, 0
         placed = self._placer.place(tensors, len(frames), inline)
         references, own_frames, block, roots = placed
         frames += own_frames

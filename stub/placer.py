@@ -57,6 +57,15 @@ class Placer:
             raise
         return placed
 
+    def references(self, tensors: Sequence[PlacedTensor]) -> Optional[List[messages.TensorRef]]:
+        """To tensors that are all small bytes: they need no memory, and nobody has to free them. None if one is not."""
+        small_nbytes, references = self._small_nbytes, []
+        for name, datatype, shape, data in tensors:
+            if type(data) is not bytes or len(data) >= small_nbytes:
+                return None
+            references.append(messages.new(messages.TensorRef, (name, datatype, shape, data, False)))
+        return references
+
     def _place_each(self, tensors: Sequence[PlacedTensor], placed: Placed, first_frame: int) -> None:
         references, frames, block, roots = placed
         start = 0  # in the block
