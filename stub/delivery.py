@@ -13,7 +13,7 @@ from .placer import PlacedTensor
 from .response import InferenceResponse
 from .retained import RetainedInputs
 from .shared import errors, messages
-from .tensor import Tensor, binary_form, outgoing
+from .tensor import binary_form, outgoing
 from .triton_error import TritonModelException
 
 Roots = List["ref[Any]"]  # of a request's inputs: weak references to the arrays that hold their memory
@@ -89,7 +89,6 @@ class Delivery:
         A response that cannot be had becomes an error in its place."""
         request = message.id
         inline = request in self.inline
-        leaving: Callable[[Tensor], Any] = binary_form if inline else outgoing
         wanted = message.outputs or self.output_names
         tensors: List[PlacedTensor] = []
         try:
@@ -100,7 +99,8 @@ class Delivery:
             for tensor in response._tensors:
                 name = tensor._name
                 if name in wanted:
-                    tensors.append((name, tensor._datatype, tensor._shape, leaving(tensor)))
+                    data = binary_form(tensor) if inline or tensor._place is None else outgoing(tensor)
+                    tensors.append((name, tensor._datatype, tensor._shape, data))
             if self._unseen:
                 self._compare(tensors)
         except TritonModelException as refused:
@@ -151,6 +151,12 @@ class Delivery:
             if root() is not None and self.retained.hold(response.request, roots):
                 return response._replace(retained=True)
         return response
+
+    def end_all(self, finals: Sequence[Tuple[messages.Response, Roots]]) -> List[messages.Response]:
+        """The same for those of a batch. Mostly there is nothing to be done for them."""
+        if self.decoupled or self.open or self.cancelled or self.inline:
+            return [self.end(response, roots) for response, roots in finals]
+        return [self.end(response, roots) if roots else response for response, roots in finals]
 
     def is_cancelled(self, request: int) -> bool:
         self._port.glance()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple, Union
+from typing import Deque, List, Optional, Sequence, Tuple
 
 from .bus import Bus
 from .open_calls import OpenCalls
@@ -122,14 +122,12 @@ class Loop:
     def _execute_all(self, batches: Sequence[messages.Batch], frames: Sequence[memoryview]) -> None:
         view_own, view_shared = self._reader.view, self._reader.view_shared
 
-        def view(tensor: messages.TensorRef) -> Union[memoryview, bytes]:
+        def view(tensor: messages.TensorRef) -> memoryview:
             name, _, _, place, shared = tensor
             try:
-                if type(place) is bytes:
-                    return place
-                if not isinstance(place, int):
+                if isinstance(place, messages.Handle):
                     return view_shared(*place) if shared else view_own(*place)
-                if place >= 0:
+                if isinstance(place, int) and place >= 0:
                     return frames[place]
             except (IndexError, shm_errors.BadHandle):
                 pass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 from weakref import ref
 
 from . import calls, forks, gpu
@@ -23,12 +23,12 @@ from .request import receive as receive_request
 from .response import InferenceResponse
 from .sequence_inputs import SequenceInputs
 from .shared import errors, messages
-from .tensor import Tensor, on_gpu
+from .tensor import Tensor, on_gpu, receive_bytes
 from .tensor import receive as receive_tensor
 from .user_model import UserModel
 
-View = Callable[[messages.TensorRef], Union[memoryview, bytes]]
-Final = Tuple[OpenRequest, messages.Response]
+View = Callable[[messages.TensorRef], memoryview]
+Final = Tuple[messages.Response, Roots]
 
 _NO_OUTPUTS: FrozenSet[str] = frozenset()
 
@@ -66,8 +66,8 @@ class Session:
         self._generation = forks.generation
 
     def execute(self, batch: messages.Batch, view: View, frames: List[bytes]) -> messages.Executed:
-        """``view`` resolves a reference to its writable bytes (1-D, format "B") or raises ProtocolError. The inline
-        outputs of the Executed go to the end of ``frames``."""
+        """``view`` resolves a reference that has not its bytes itself to them, writable (1-D, format "B"), or raises
+        ProtocolError. The inline outputs of the Executed go to the end of ``frames``."""
         begin_ns = self._clock_ns()
         wanted, slots = batch.requests, batch.slots
         responses: List[messages.Response] = []
@@ -84,7 +84,7 @@ class Session:
         executed_ns = self._clock_ns()
         finals = self._fail_all(opened, failure) if failure else self._answer_all(opened, returned, frames)
         del requests, returned  # from here on only the model's own references keep the inputs
-        responses += [self.delivery.end(response, answered.roots) for answered, response in finals]
+        responses += self.delivery.end_all(finals)
         again: List[int] = []
         if len(finals) < len(opened):
             for each in opened:
@@ -167,7 +167,10 @@ class Session:
         inputs: List[Tensor] = []
         for reference in message.inputs:
             name, datatype, shape, place, shared = reference
-            tensor, root = receive_tensor(name, datatype, shape, view(reference), place, shared)
+            if type(place) is bytes:
+                tensor, root = receive_bytes(name, datatype, shape, place), None
+            else:
+                tensor, root = receive_tensor(name, datatype, shape, view(reference), place, shared)
             if self._input_gpu is not None:
                 tensor = on_gpu(tensor, self._input_gpu)
             inputs.append(tensor)
@@ -262,15 +265,15 @@ class Session:
                 )
             )
         for each, response in zip(opened, returned):
-            if response is None:
+            kind = type(response)
+            if response is None or (kind is InferenceResponse and not each.release):
                 continue
             if each.release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 return self._failures.text(
                     "Expected a None object in the execute function return list for reschduled request, "
                     "found type '{}'.".format(type(response))
                 )
-            kind = type(response)
-            if kind is not InferenceResponse and not issubclass(kind, InferenceResponse):
+            if not issubclass(kind, InferenceResponse):
                 return self._failures.text(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     "found type '{}'.".format(type(response))
@@ -283,7 +286,9 @@ class Session:
         )
 
     def _fail_all(self, opened: List[OpenRequest], failure: str) -> List[Final]:
-        finals = [(each, response) for each in opened for response in [each.fail(failure)] if response is not None]
+        finals = [
+            (response, each.roots) for each in opened for response in [each.fail(failure)] if response is not None
+        ]
         if opened and not finals:
             self._failures.log(failure)  # as above
         return finals
@@ -298,7 +303,7 @@ class Session:
                 if not each.is_null:
                     self._failures.log(self._failures.text(MORE_THAN_ONE))
             else:
-                finals.append((each, final))
+                finals.append((final, each.roots))
         return finals
 
     def _reschedules(self, opened: OpenRequest) -> bool:

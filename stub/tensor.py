@@ -178,6 +178,25 @@ def _of_numpy(name: str, array: NDArray[Any]) -> Tensor:
     return Tensor(name, array)
 
 
+def receive_bytes(name: str, datatype: str, shape: Tuple[int, ...], data: bytes) -> Tensor:
+    """A tensor over a copy of what came with the message, since models may write to their inputs.
+
+    ``ndarray`` and not ``frombuffer``, in half the time: nobody else knows the copy, which so never moves."""
+    dtype = DTYPE.get(datatype)
+    if dtype is None or not data:
+        return receive(name, datatype, shape, data)[0]
+    array: NDArray[Any] = np.ndarray(shape, dtype, bytearray(data))
+    if array.nbytes != len(data):
+        raise ValueError("{} bytes where {} are due".format(len(data), array.nbytes))
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name
+    tensor._datatype = datatype
+    tensor._shape = shape
+    tensor._array = array
+    tensor._data = tensor._place = tensor._handle = None
+    return tensor
+
+
 def receive(
     name: str,
     datatype: str,
@@ -274,8 +293,6 @@ def _memory(tensor: Tensor) -> NDArray[Any]:
     """
     array = tensor._array
     assert array is not None
-    if type(array) is np.ndarray and array.shape == tensor._shape:  # quicker to ask than its size
-        return array
     if array.nbytes != math.prod(tensor._shape) * DTYPE[tensor._datatype].itemsize:
         raise TritonModelException(
             "the array of tensor '{}' was resized after the tensor had been made".format(tensor._name)
@@ -301,7 +318,9 @@ def binary_form(tensor: Tensor) -> Union[bytes, memoryview, gpu.DeviceArray]:
     """
     data = tensor._data
     if data is None:
-        array = _memory(tensor)
+        array = tensor._array
+        if type(array) is not np.ndarray or array.shape != tensor._shape:  # quicker to ask than its size
+            array = _memory(tensor)
     elif isinstance(data, np.ndarray):
         array = data
     else:
