@@ -11,11 +11,17 @@ from .tensor import Tensor
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
     """None where the request lacks it: so a model detects optional inputs."""
-    return _tensor(inference_request._inputs, name)
+    for tensor in inference_request._inputs:
+        if tensor._name == name:
+            return tensor
+    return None
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    return _tensor(inference_response._tensors, name)
+    for tensor in inference_response._tensors:
+        if tensor._name == name:
+            return tensor
+    return None
 
 
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
@@ -28,13 +34,6 @@ def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Option
 
 def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def _tensor(tensors: Iterable[Tensor], name: str) -> Optional[Tensor]:
-    for tensor in tensors:
-        if tensor._name == name:
-            return tensor
-    return None
 
 
 def _entry(entries: Iterable[Dict[str, Any]], name: str) -> Optional[Dict[str, Any]]:

@@ -27,13 +27,14 @@ class InferenceResponse:
         error: Optional[TritonError] = None,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        tensors = list_argument("__init__", output_tensors)
+        given: Any = output_tensors
+        tensors: List[Tensor] = given[:] if type(given) is list else list_argument("__init__", given)
         for tensor in tensors:
             if type(tensor) is not Tensor:
                 _refuse(tensor)
         if error is not None and not isinstance(error, TritonError):
             raise incompatible("__init__", "InferenceResponse(error: TritonError)", error)
-        self._tensors: List[Tensor] = tensors
+        self._tensors = tensors
         self._error = error
         self._parameters = _NONE if parameters is None else checked_parameters(parameters)
 
