@@ -134,17 +134,20 @@ class Loop:
             raise errors.ProtocolError("input '{}' is not where it should be".format(name))
 
         self._trims_due = 2  # even if it only released outputs
+        answers, status, execute, glance = self._answers, self._status, self._session.execute, self._bus.glance
+        now_ns = 0
         for number, batch in enumerate(batches):
-            if self._answers.executed and self._answers.would_wait_too_long(time.monotonic_ns()):
-                self._flush()
             if number:
-                self._bus.glance()  # it may have been cancelled meanwhile
-            if self._status is not None:
-                self._status.status = batch.id
-            executed = self._session.execute(batch, view, self._answers.frames)
-            if self._status is not None:
-                self._status.status = 0
-            self._answers.add(executed)
+                if answers.would_wait_too_long(now_ns):
+                    self._flush()
+                glance()  # it may have been cancelled meanwhile
+            if status is not None:
+                status.status = batch.id
+            executed = execute(batch, view, answers.frames)
+            if status is not None:
+                status.status = 0
+            answers.add(executed)
+            now_ns = executed.ended_ns
         if not self._inbox:
             self._session.forget_cancelled()
 

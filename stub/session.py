@@ -68,30 +68,31 @@ class Session:
     def execute(self, batch: messages.Batch, view: View, frames: List[bytes]) -> messages.Executed:
         """``view`` resolves a reference that has not its bytes itself to them, writable (1-D, format "B"), or raises
         ProtocolError. The inline outputs of the Executed go to the end of ``frames``."""
-        begin_ns = self._clock_ns()
+        delivery, clock_ns = self.delivery, self._clock_ns
+        begin_ns = clock_ns()
         wanted, slots = batch.requests, batch.slots
         responses: List[messages.Response] = []
-        if self.delivery.cancelled:
+        if delivery.cancelled:
             wanted, slots, responses = self._without_cancelled(batch)
-        opened = [OpenRequest(message, self.delivery) for message in wanted]
+        opened = [OpenRequest(message, delivery) for message in wanted]
         if self._sequences is not None:
-            opened = self._sequences.arrange(opened, slots, batch.places, self.delivery)
+            opened = self._sequences.arrange(opened, slots, batch.places, delivery)
         returned: Any = None
         requests, failure = self._receive(opened, view)
-        received_ns = self._clock_ns()
+        received_ns = clock_ns()
         if requests and not failure:
             returned, failure = self._run(batch.id, opened, requests)
-        executed_ns = self._clock_ns()
+        executed_ns = clock_ns()
         finals = self._fail_all(opened, failure) if failure else self._answer_all(opened, returned, frames)
         del requests, returned  # from here on only the model's own references keep the inputs
-        responses += self.delivery.end_all(finals)
+        responses += delivery.end_all(finals)
         again: List[int] = []
         if len(finals) < len(opened):
             for each in opened:
                 each.remain()
             if not failure:
                 again = [each.message.id for each in opened if each.release and self._reschedules(each)]
-        end_ns = self._clock_ns()
+        end_ns = clock_ns()
         input_ns, infer_ns, output_ns = received_ns - begin_ns, executed_ns - received_ns, end_ns - executed_ns
         fields = (batch.id, input_ns, infer_ns, output_ns, bool(failure), responses, again, end_ns)
         return messages.new(messages.Executed, fields)
