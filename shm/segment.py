@@ -103,10 +103,12 @@ def segment_size(nbytes: int) -> int:
 class Segment:
     """A mapping of one segment. ``buf`` spans the whole file, header included; offsets in handles count from its start.
 
+    ``status_word[0]`` is the status, for an owner that sets it all the time.
+
     After ``close`` the memory stays mapped for as long as views of it are alive, so that none of them dangles.
     """
 
-    __slots__ = ("_directory", "_map", "_status", "buf", "name", "size")
+    __slots__ = ("_directory", "_map", "buf", "name", "size", "status_word")
 
     def __init__(self, directory: str, name: str, mapping: mmap.mmap) -> None:
         self._directory = directory
@@ -114,7 +116,7 @@ class Segment:
         self.name = name
         self.size = len(mapping)
         self.buf = memoryview(mapping)
-        self._status = self.buf[STATUS_OFFSET : STATUS_OFFSET + 8].cast("Q")
+        self.status_word = self.buf[STATUS_OFFSET : STATUS_OFFSET + 8].cast("Q")
 
     @classmethod
     def create(cls, directory: str, nbytes: int, reserve: bool = True, tag: str = "") -> Segment:
@@ -147,16 +149,16 @@ class Segment:
 
     @property
     def status(self) -> int:
-        return self._status[0]
+        return self.status_word[0]
 
     @status.setter
     def status(self, value: int) -> None:
-        self._status[0] = value
+        self.status_word[0] = value
 
     def close(self) -> None:
         """Drop this mapping; the last view of it, if any is left, unmaps it. May be called twice."""
         try:
-            self._status.release()
+            self.status_word.release()
             self.buf.release()
             self._map.close()
         except BufferError:

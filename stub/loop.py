@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Optional, Sequence, Tuple, Union
 
 from .bus import Bus
 from .open_calls import OpenCalls
@@ -64,7 +64,7 @@ class Loop:
         self._delivery = session.delivery
         self._outputs = outputs
         self._reader = reader
-        self._status = status
+        self._status: Union[List[int], memoryview] = [0] if status is None else status.status_word
         self._answers = Answers()
         self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
         self._finished = False
@@ -141,11 +141,9 @@ class Loop:
                 if answers.would_wait_too_long(now_ns):
                     self._flush()
                 glance()  # it may have been cancelled meanwhile
-            if status is not None:
-                status.status = batch.id
+            status[0] = batch.id
             executed = execute(batch, view, answers.frames)
-            if status is not None:
-                status.status = 0
+            status[0] = 0
             answers.add(executed)
             now_ns = executed.ended_ns
         if not self._inbox:
