@@ -59,6 +59,14 @@ def test_small_tensors_go_with_their_references(store):
     assert Placer(None, small_nbytes=4).place([A]).references[0].place == b"abc"
 
 
+@pytest.mark.parametrize("others", [[A], [LENT], [("S", "UINT8", (2,), memoryview(b"xy"))]])
+def test_only_tensors_that_are_all_small_bytes_are_mere_references(store, others):
+    placer = Placer(store, small_nbytes=3)
+    small = ("S", "UINT8", (2,), b"xy")
+    assert placer.references([small, small]) == placer.place([small, small]).references
+    assert placer.references([small, *others]) is None
+
+
 def test_a_forked_process_leaves_the_memory_alone(store):
     placer = Placer(store)
     placed = placer.place([A])

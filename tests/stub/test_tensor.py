@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,34 @@ def test_a_received_array_is_a_writable_view_and_the_same_at_each_call(datatype:
     assert (array.dtype, array.shape) == (DTYPE[datatype], (2, 3))
     assert bytes(memory) == np.ones(6, DTYPE[datatype]).tobytes()
     assert root is not None
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("datatype", sorted(DTYPE))
+def test_what_came_with_the_message_is_a_writable_copy(datatype: str, shape: Any) -> None:
+    data = np.arange(6).astype(DTYPE[datatype]).tobytes()
+    before = bytes(bytearray(data))
+    array = module.receive_bytes("A", datatype, shape, data).as_numpy()
+    assert (array.dtype, array.shape, array.tobytes()) == (DTYPE[datatype], shape, data)
+    array[...] = 1
+    assert data == before
+
+
+@pytest.mark.parametrize(
+    "datatype, shape", [("FP32", (2, 3)), ("FP32", (5,)), ("FP32", ()), ("BYTES", (0,)), ("BF16", (2,))]
+)
+def test_what_came_with_the_message_may_be_of_any_kind(datatype: str, shape: Any) -> None:
+    nbytes = math.prod(shape) * (2 if datatype == "BF16" else 4)
+    tensor = module.receive_bytes("A", datatype, shape, bytes(nbytes))
+    received, _ = module.receive("A", datatype, shape, bytes(nbytes))
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("A", list(shape), received.triton_dtype())
+    assert module.binary_form(tensor) == module.binary_form(received)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2,), (0,), (3, 2)])
+def test_bytes_that_do_not_fit_their_shape_are_refused(shape: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        module.receive_bytes("A", "FP32", shape, bytes(12))
 
 
 def test_elements_of_bytes_may_hold_anything() -> None:
