@@ -53,7 +53,7 @@ class Bus:
         self._is_reading = False  # the main thread, in ``wait``
         self._switching = threading.Lock()
         self._waiters: List[_Waiter] = []
-        self._next_glance_ns = 0
+        self.next_glance_ns = 0  # before, a glance does nothing
         self._fault: Optional[BaseException] = None
 
     @property
@@ -99,9 +99,9 @@ class Bus:
     def glance(self) -> None:
         """Handles what has come, if nobody else would. Never blocks; may be called all the time."""
         now_ns = time.monotonic_ns()
-        if now_ns < self._next_glance_ns or not self.is_ours:
+        if now_ns < self.next_glance_ns or not self.is_ours:
             return
-        self._next_glance_ns = now_ns + _GLANCE_NS
+        self.next_glance_ns = now_ns + _GLANCE_NS
         if self._meets_signals and not self._reader and signals.are_handled():
             self.read_in_background()
         if not self._reader and self._reading.acquire(blocking=False):

@@ -134,13 +134,14 @@ class Loop:
             raise errors.ProtocolError("input '{}' is not where it should be".format(name))
 
         self._trims_due = 2  # even if it only released outputs
-        answers, status, execute, glance = self._answers, self._status, self._session.execute, self._bus.glance
+        answers, status, execute, bus = self._answers, self._status, self._session.execute, self._bus
         now_ns = 0
         for number, batch in enumerate(batches):
             if number:
                 if answers.would_wait_too_long(now_ns):
                     self._flush()
-                glance()  # it may have been cancelled meanwhile
+                if now_ns >= bus.next_glance_ns:
+                    bus.glance()  # it may have been cancelled meanwhile
             status[0] = batch.id
             executed = execute(batch, view, answers.frames)
             status[0] = 0
