@@ -25,7 +25,8 @@ from broker.releases import Releases
 from broker.response_cache import ResponseCache
 from broker.response_order import Held
 from broker.roster import Roster
-from metrics.recorder import BACKEND, CANCELED, OTHER
+from broker.tally import REASONS, Tally
+from metrics.recorder import BACKEND, CANCELED
 from protocol.errors import Cancelled, ErrorKind, InternalError, ServingError
 from protocol.messages import Executed, Request, Response, Results, new
 from protocol.services import FORGOTTEN_NS
@@ -49,10 +50,10 @@ class Answering:
         max_unread: int,
         first_number: int,
     ) -> None:
-        """``epoch_ms`` turns ``now`` into wall-clock milliseconds; ``max_unread`` is for Ensembles."""
+        """``epoch_ms`` is for Tally, ``max_unread`` for Ensembles."""
         self._roster = roster
         self._releases = releases
-        self._epoch_ms = epoch_ms
+        self.tally = Tally(epoch_ms)
         self.living: dict[int, tuple[ModelVersion, Pending]] = {}
         ids = count(-1 - first_number, -1)
         self.calls = Calls(registry, ids)
@@ -62,8 +63,6 @@ class Answering:
         self.caching = Caching(cache, registry, self)
         self._passed_on: dict[str, set[int]] = {}  # unread responses with tensors of other models, by who sent them
         self._orphaned: dict[str, list[Lease]] = {}  # what a dead process has had and its unread responses still show
-        self._uncounted: list[tuple[ModelVersion, Dispatched, Executed, int]] = []
-        self._uncounted_flows: list[tuple[ModelVersion, Pending, Response, int]] = []
 
     def results(
         self, version: ModelVersion, instance: Instance, message: Results, frames: Frames, now: int
@@ -112,7 +111,7 @@ class Answering:
         self, version: ModelVersion, instance: Instance, executed: Executed, frames: Frames, now: int
     ) -> list[Action]:
         """``execute`` has returned. Most often each request of the batch ends by the one response that it returned;
-        that they count is left to ``count``, but for what the next work goes by."""
+        that they count is left to the tally, but for what the next work goes by."""
         dispatched = instance.take(executed)
         if not _answers_all(dispatched, executed):
             instance.outstanding.appendleft(dispatched)
@@ -120,7 +119,7 @@ class Answering:
         _, input_ns, infer_ns, output_ns, _, responses, _, ended_ns = executed
         instance.observe(input_ns + infer_ns + output_ns)
         instance.freed(ended_ns, now)
-        self._uncounted.append((version, dispatched, executed, now))
+        failed = False
         actions: list[Action] = []
         for pending, response in zip(dispatched.requests, responses, strict=True):
             request, _, _, error, _, _, retained, _ = response
@@ -129,8 +128,15 @@ class Answering:
             del self.living[request]
             pending.answered = True
             actions += self.answer(version, pending, response, instance.key, frames, now)
-            if error is not None and error[0] != ErrorKind.CANCELLED:
-                actions.append(failure(version, pending, error[1]))
+            if error is not None:
+                pending.error, failed = error, True
+                if error[0] != ErrorKind.CANCELLED:
+                    actions.append(failure(version, pending, error[1]))
+        if failed:
+            timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
+            self.tally.failed(version, dispatched, timing, now)
+        else:
+            self.tally.executed(version, dispatched, executed, now)
         if version.sequences is not None:
             for pending in dispatched.requests:
                 version.sequences.done(pending, now)
@@ -150,7 +156,7 @@ class Answering:
         version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
         timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
         for pending, ended_ns in dispatched.ended:
-            self.count_ended(version, pending, timing, ended_ns)
+            self.tally.ended(version, pending, timing, ended_ns)
         for pending in dispatched.unanswered():
             if pending.request.id in rescheduled:
                 actions += self._again(version, pending, now)
@@ -179,7 +185,7 @@ class Answering:
             pending.answered = True
             if isinstance(place, Open):
                 del instance.open[response.request]
-                self.count_ended(version, pending, place.timing, now)
+                self.tally.ended(version, pending, place.timing, now)
             else:
                 place.ended.append((pending, now))
             if version.sequences is not None:
@@ -231,7 +237,7 @@ class Answering:
         if response.final:
             del self.living[pending.request.id]
             pending.answered = True
-            self._uncounted_flows.append((version, pending, response, now))
+            self.tally.ended_flow(version, pending, response, now)
         actions = self.answer(version, pending, response, origin, frames, now)
         if response.error is not None and response.error[0] != ErrorKind.CANCELLED:
             actions.append(failure(version, pending, response.error[1]))
@@ -242,47 +248,6 @@ class Answering:
         if self.caching.let_go(pending.request.id):
             return []
         return [inputs_released(pending)] if pending.whole is None else self.ensembles.let_go(pending, now)
-
-    def count(self) -> None:
-        """Statistics of what has been executed."""
-        for version, dispatched, executed, now in self._uncounted:
-            _, input_ns, infer_ns, output_ns, _, responses, _, _ = executed
-            version.recorder.executed(dispatched.batch_size, input_ns, infer_ns, output_ns)
-            timing = Timing(dispatched.sent_ns, input_ns, infer_ns, output_ns)
-            for pending, response in zip(dispatched.requests, responses, strict=True):
-                pending.error = response.error
-                self.count_ended(version, pending, timing, now)
-        self._uncounted.clear()
-        for version, pending, response, now in self._uncounted_flows:
-            self._count_flow(version, pending, response, now)
-        self._uncounted_flows.clear()
-
-    def _count_flow(self, version: ModelVersion, pending: Pending, response: Response, now: int) -> None:
-        """An ensemble counts as one execution that takes as long as all its steps."""
-        timing = pending.spent
-        assert timing is not None
-        if response.error is not None:
-            version.recorder.failed(_REASONS.get(response.error[0], OTHER), now - pending.arrived_ns)
-            return
-        version.recorder.executed(pending.batch_size, timing.input_ns, timing.infer_ns, timing.output_ns)
-        self.count_ended(version, pending, timing, now)
-
-    def count_ended(self, version: ModelVersion, pending: Pending, timing: Timing, now: int) -> None:
-        """A request that its model has answered; an error among its responses makes it a failure."""
-        input_ns, infer_ns, output_ns = timing.input_ns, timing.infer_ns, timing.output_ns
-        if pending.whole is not None:
-            spent = pending.whole.spent
-            assert spent is not None
-            spent.input_ns += input_ns
-            spent.infer_ns += infer_ns
-            spent.output_ns += output_ns
-        total_ns = now - pending.arrived_ns
-        if pending.error is not None:
-            version.recorder.failed(_REASONS.get(pending.error[0], BACKEND), total_ns)
-            return
-        queue_ns = timing.sent_ns - pending.arrived_ns
-        now_ms = now // 1_000_000 + self._epoch_ms
-        version.recorder.succeeded(pending.batch_size, total_ns, queue_ns, input_ns, infer_ns, output_ns, now_ms)
 
     def fail(
         self,
@@ -299,7 +264,7 @@ class Answering:
         pending.answered = True
         if version.sequences is not None and pending.holder:
             version.sequences.done(pending, now)
-        reason = reason or _REASONS.get(error.kind, BACKEND)
+        reason = reason or REASONS.get(error.kind, BACKEND)
         version.recorder.failed(reason, now - pending.arrived_ns)
         response = refusal(pending.request.id, error)._replace(retained=retained)
         actions = self.answer(version, pending, response, "", (), now)
@@ -364,9 +329,6 @@ def _count_response(version: ModelVersion, pending: Pending, response: Response,
 
 
 _AT_ONCE = 16  # answers to a batch
-
-# Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
-_REASONS = {int(ErrorKind.CANCELLED): CANCELED}
 
 
 def _in_parts(actions: list[Action]) -> list[Action]:

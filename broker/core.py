@@ -239,7 +239,7 @@ class Core:
 
     def count(self) -> None:
         """Ends the turn for good: statistics of what was executed, once the clients have their answers."""
-        self._answering.count()
+        self._answering.tally.count()
 
     # --- what stubs say -------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Recovery:
         spared: list[Pending] = []
         for batch in batches:
             for pending, ended_ns in batch.ended:
-                self._answering.count_ended(version, pending, Timing(batch.sent_ns), ended_ns)
+                self._answering.tally.ended(version, pending, Timing(batch.sent_ns), ended_ns)
             for pending in batch.unanswered():
                 again = not pending.taken_over and (culprit_known or not pending.requeued)
                 if event.lost or batch.id == inside or not again:

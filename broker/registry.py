@@ -27,6 +27,7 @@ class Registry:
         self._failures: set[str] = set()
         self._without_versions: set[str] = set()
         self._names_are_complete = False
+        self._found: dict[tuple[str, int], ModelVersion] = {}  # by ``find``, since rows were last given
 
     def add_name(self, model: str, reason: str = "") -> None:
         """A model whose directory could not be read as one: the index has its name, requests do not find it."""
@@ -57,6 +58,7 @@ class Registry:
             self.give_row(version)
 
     def give_row(self, version: ModelVersion) -> None:
+        self._found.clear()
         rows = self._models[version.name]
         row = rows.get(version.version)
         if row is not None and row is not version and not row.gone():
@@ -185,8 +187,14 @@ class Registry:
 
     def find(self, model: str, version: int) -> ModelVersion:
         """The version a request means; -1 is the highest READY one. Raises ServingError."""
-        if self._namespaces:
-            model = self.meant(model)
+        if self._namespaces:  # what a name means changes with what is loading, too
+            return self._find(self.meant(model), version)
+        found = self._found.get((model, version))
+        if found is None or found.state is not VersionState.READY:
+            found = self._found[model, version] = self._find(model, version)
+        return found
+
+    def _find(self, model: str, version: int) -> ModelVersion:
         versions = self._models.get(model, {})
         if not versions and model not in self._without_versions:
             raise unknown_model(model)

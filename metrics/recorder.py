@@ -125,23 +125,32 @@ class ModelRecorder:
     def batch_closed(self, why: str) -> None:
         self.closed[why] += 1
 
-    def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """One call of the model, failed or not; ``batch_size`` sums over its requests (1 each without batching)."""
-        self.execution_count += 1
+    def executed(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int, count: int = 1) -> None:
+        """Calls of the model, failed or not, and their times in all; ``batch_size`` sums over the requests of one call
+        (1 each without batching)."""
+        self.execution_count += count
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchRecord()
-        batch.count += 1
+        batch.count += count
         batch.input_ns += input_ns
         batch.infer_ns += infer_ns
         batch.output_ns += output_ns
 
     def succeeded(
-        self, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, now_ms: int
+        self,
+        batch_size: int,
+        total_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+        now_ms: int,
+        count: int = 1,
     ) -> None:
-        """A request was answered. The compute times are its batch's, charged in full; ``now_ms`` is the wall clock
-        (since the epoch) at which its execution started."""
-        self.success += 1
+        """Requests were answered; all but ``now_ms`` are sums over them. The compute times are those of their batches,
+        charged to each in full; ``now_ms`` is the wall clock (since the epoch) at which the last was answered."""
+        self.success += count
         self.inference_count += batch_size
         self.success_ns += total_ns
         self.queue_ns += queue_ns
