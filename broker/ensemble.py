@@ -7,7 +7,7 @@ once all its readers have had it. Pure: what is to be done comes back as Progres
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,13 +42,24 @@ class Step(NamedTuple):
     part: Part
 
 
+class Link(NamedTuple):
+    """Where a tensor goes that a step writes, or the request brings."""
+
+    name: str  # the model's
+    tensor: str  # the ensemble's
+    uses: int  # its readers, and the client
+    readers: list[int]  # steps; one once for each of its inputs
+    only: (
+        tuple[int, str] | None
+    )  # the step that reads it and no other, and what the model calls it, if nobody else does
+
+
 class Route(NamedTuple):
     """What a request has to go through for its outputs."""
 
     outputs: list[str]
-    readers: dict[str, list[int]]  # of each tensor, a step once for each of its inputs
-    uses: dict[str, int]  # of each tensor: its readers, and the client
-    direct: dict[str, tuple[int, str]]  # of a tensor that one step reads and nobody else: that, if it reads no other
+    begin: list[Link]  # of the request's inputs
+    links: list[list[Link]]  # of each step
     asked: list[list[str]]  # of each step, by its model's names
     decoupled: bool
 
@@ -90,17 +101,29 @@ class Plan:
             for index in self.needed(outputs):
                 for _, tensor in self.steps[index].inputs:
                     readers.setdefault(tensor, []).append(index)
-            uses = Counter([*(tensor for tensor, steps in readers.items() for _ in steps), *outputs])
-            direct = {
-                tensor: (steps[0], self.steps[steps[0]].inputs[0][0])
-                for tensor, steps in readers.items()
-                if uses[tensor] == 1 and len(self.steps[steps[0]].inputs) == 1
-            }
+            links = [self._links(step.outputs, readers, outputs) for step in self.steps]
+            written = {tensor for step in self.steps for _, tensor in step.outputs}
+            begin = self._links([(tensor, tensor) for tensor in readers if tensor not in written], readers, outputs)
             asked = [[name for name, _ in step.outputs] for step in self.steps]
-            route = Route(list(outputs), readers, uses, direct, asked, self.decoupled)
+            route = Route(list(outputs), begin, links, asked, self.decoupled)
             if len(self._routes) < _MAX_ROUTES:
                 self._routes[outputs] = route
         return route
+
+    def _links(
+        self, tensors: Iterable[tuple[str, str]], readers: Mapping[str, list[int]], outputs: Sequence[str]
+    ) -> list[Link]:
+        """Without what nobody uses."""
+        links: list[Link] = []
+        for name, tensor in tensors:
+            steps = readers.get(tensor, [])
+            uses = len(steps) + (tensor in outputs)
+            only = None
+            if uses == 1 and steps and len(self.steps[steps[0]].inputs) == 1:
+                only = steps[0], self.steps[steps[0]].inputs[0][0]
+            if uses:
+                links.append(Link(name, tensor, uses, steps, only))
+        return links
 
     def needed(self, outputs: Sequence[str]) -> list[int]:
         """The steps without which these outputs do not come about."""
@@ -202,20 +225,19 @@ class Run:
 
     def begin(self, inputs: Mapping[str, Value | None]) -> Progress:
         """All inputs of the ensemble; None is an optional one that the request does not have."""
-        return self._go_on(inputs, 0)
+        return self._go_on(self.route.begin, inputs, 0)
 
     def responded(self, number: int, outputs: Mapping[str, Value], final: bool) -> Progress:
         """A step's response, by the model's names. Of a decoupled model a final one without outputs tells only that."""
         started = self.running[number]
-        step = self._steps[started.step]
+        index, iteration, links = started.step, started.iteration, self.route.links[started.step]
         if final:
             self.finished(number)
-        iteration = started.iteration
-        if step.part.decoupled:
+        if self.route.decoupled and self._steps[index].part.decoupled:
             if final and not outputs:
-                return self._go_on({}, iteration)
-            iteration = self._iteration_of(step)
-        return self._go_on({tensor: outputs.get(name) for name, tensor in step.outputs}, iteration)
+                return self._go_on([], outputs, iteration)
+            iteration = self._iteration_of(self._steps[index])
+        return self._go_on(links, outputs, iteration)
 
     def _iteration_of(self, step: Step) -> int:
         tensor = step.outputs[0][1]
@@ -263,27 +285,25 @@ class Run:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _go_on(self, fresh: Mapping[str, Value | None], iteration: int) -> Progress:
-        """``fresh`` are tensors of this iteration that have just come about."""
-        kept, steps, route = self._kept, self._steps, self.route
+    def _go_on(self, links: list[Link], values: Mapping[str, Value | None], iteration: int) -> Progress:
+        """``links`` are of tensors of this iteration that have just come about."""
+        kept, steps = self._kept, self._steps
         started: list[Started] = []
         ready: dict[int, None] = {}  # an ordered set
-        for tensor, value in fresh.items():
-            left = route.uses[tensor]
-            if not left:
-                continue
+        for name, tensor, left, readers, only in links:
+            value = values.get(name)
             if value is not None:
                 if left > 1:
                     value = structs.replace(value, tensor=value.tensor._replace(shared=True))
                 if value.memory is not None:
                     value.memory.uses += 1
-            if tensor in route.direct:
-                index, name = route.direct[tensor]
+            if only is not None:
+                index, given = only
                 self._last += 1
-                started.append(Started(self._last, index, iteration, [] if value is None else [(name, value)]))
+                started.append(Started(self._last, index, iteration, [] if value is None else [(given, value)]))
                 continue
             kept[tensor, iteration] = _Kept(value, left)
-            for index in route.readers.get(tensor, ()):
+            for index in readers:
                 ready[index] = None
         for index in ready:
             if all((name, iteration) in kept for _, name in steps[index].inputs):
@@ -296,8 +316,8 @@ class Run:
             for one in started:
                 self.running[one.number] = one
         over = not (self.running or self._waiting)
-        if route.decoupled:
-            return Progress(started, self._complete(fresh, iteration), over)
+        if self.route.decoupled:
+            return Progress(started, self._complete(links, iteration), over)
         return Progress(started, [self._response(0)] if over else [], over)
 
     def _start(self, index: int, iteration: int) -> Started:
@@ -335,10 +355,10 @@ class Run:
 
     # --- responses ------------------------------------------------------------------------------------------------
 
-    def _complete(self, fresh: Iterable[str], iteration: int) -> list[dict[str, Value]]:
+    def _complete(self, fresh: Iterable[Link], iteration: int) -> list[dict[str, Value]]:
         """Of a decoupled ensemble: the outputs of an iteration, if the last of them has come."""
         outputs = self.route.outputs
-        came = any(name in outputs for name in fresh)
+        came = any(link.tensor in outputs for link in fresh)
         return [self._response(iteration)] if came and all((name, iteration) in self._kept for name in outputs) else []
 
     def _response(self, iteration: int) -> dict[str, Value]:

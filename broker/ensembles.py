@@ -165,12 +165,12 @@ class Ensembles:
 
     def _carry_out(self, flow: Flow, progress: Progress, now: int) -> list[Action]:
         actions: list[Action] = []
-        over, responses = progress.over, progress.responses
+        started, responses, over = progress.started, progress.responses, progress.over
         if over and not responses:
             responses = [{}]
-        for position, values in enumerate(responses, 1):
-            actions += self._respond(flow, values, over and position == len(responses), now)
-        started = progress.started
+        if responses:
+            for position, values in enumerate(responses, 1):
+                actions += self._respond(flow, values, over and position == len(responses), now)
         if started and flow.pending.unwanted:
             return actions + self._give_up(flow, started, Cancelled(""), now)
         return actions + self._open(flow, started, now) if started else actions
@@ -238,10 +238,10 @@ class Ensembles:
         anew = False
         for name, value in started.inputs:
             _, datatype, shape, place, _ = value.tensor
-            if isinstance(place, Handle):
-                given.append((name, datatype, shape, place.nbytes))
-            elif isinstance(place, bytes) and datatype != "BYTES":  # of those the elements are looked at
+            if type(place) is bytes and datatype != "BYTES":  # of those the elements are looked at
                 given.append((name, datatype, shape, len(place)))
+            elif type(place) is Handle:
+                given.append((name, datatype, shape, place.nbytes))
             else:
                 anew = True
         known, shapes = version.taken
