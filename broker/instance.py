@@ -212,7 +212,7 @@ class Instance:
         worth that. The lead is for the message, and for a server that is busy with other things."""
         if len(self.outstanding) != 1 or self.cycle_ns < _SHORT_NS:
             return 0
-        return self.began_ns + self.cycle_ns - min(self.cycle_ns // 5, _LEAD_NS)
+        return self.began_ns + self.cycle_ns - min(self.cycle_ns // 3, _LEAD_NS)
 
     def room(self, settings: BrokerSettings) -> int:
         """How many more batches its process may hold if it is the only instance of its model.

@@ -165,4 +165,4 @@ def test_how_long_a_batch_keeps_an_instance_is_measured_by_the_process_itself(in
     for odd in (0, 5, 99_000_000):  # not said, before it began, in the future
         instance.began_ns, instance.cycle_ns = 11_000_000, 0
         instance.freed(odd, now=15_000_000)
-        assert instance.next_due_ns() == 15_000_000 + 4_000_000 * 4 // 5
+        assert instance.next_due_ns() == 15_000_000 + 4_000_000 - 1_000_000
