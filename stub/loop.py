@@ -13,6 +13,9 @@ from .session import Session
 from .shared import errors, messages, segment, shm_errors, store
 
 _LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
+# When the next work was there so soon after executions as long as this, so many times in a row, another thread reads
+# from then on: it is ready when the model is. For short ones the main thread is quicker than two that wake each other.
+_LONG_NS, _SOON_NS, _IN_A_ROW = 1_000_000, 300_000, 16
 _GATHER_S = 0.01  # what need not leave at once (memory that is free) waits so long for company
 _POLL_S = 1.0
 # How long after the last look for unused memory the next is due, by how many are still to come: the first finds a
@@ -66,6 +69,8 @@ class Loop:
         self._reader = reader
         self._status: Union[List[int], memoryview] = [0] if status is None else status.status_word
         self._answers = Answers()
+        self._last: Optional[messages.Executed] = None
+        self._in_a_row = 0
         self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
         self._finished = False
         # What the broker can be told is free; there is something to tell while one of them is not empty.
@@ -83,6 +88,8 @@ class Loop:
         while not self._finished:
             self._bus.wait_idle(self._has_something, self._timeout_s())
             if self._inbox:
+                if self._is_rushed():
+                    self._bus.read_in_background()
                 self._execute_all(*self._inbox.popleft())
             elif not self._finished:
                 self._gather()
@@ -112,6 +119,13 @@ class Loop:
         self._finished = True
 
     # --- in the main thread
+
+    def _is_rushed(self) -> bool:
+        """Work has come. Whether it has been there when the last executions ended, and they took long."""
+        last = self._last
+        soon = last is not None and last.infer_ns >= _LONG_NS and time.monotonic_ns() - last.ended_ns < _SOON_NS
+        self._in_a_row = self._in_a_row + 1 if soon else 0
+        return self._in_a_row == _IN_A_ROW
 
     def _has_work(self) -> bool:
         return bool(self._inbox) or self._finished
@@ -146,7 +160,7 @@ class Loop:
             executed = execute(batch, view, answers.frames)
             status[0] = 0
             answers.add(executed)
-            now_ns = executed.ended_ns
+            self._last, now_ns = executed, executed.ended_ns
         if not self._inbox:
             self._session.forget_cancelled()
 

@@ -109,6 +109,33 @@ def test_released_memory_is_used_again(broker, model):
     assert len(places) <= 2
 
 
+def threads_behind(broker, executions: int) -> list[float]:
+    """How many threads the stub has in each of so many executions that wait for each other."""
+    for number in range(executions):
+        broker.execute(broker.request(number)[0])
+    threads = []
+    while len(threads) < executions:
+        threads += [broker.values(one.responses[0])[0] for one in broker.receive().executed]
+    return threads
+
+
+THREADS = "len(os.listdir('/proc/self/task'))"
+
+
+def test_what_waits_behind_long_executions_is_read_by_another_thread(broker, model):
+    broker.start()
+    broker.serve(model(answering(f"[time.sleep(0.002), {THREADS}][1]")))
+    (first,) = threads_behind(broker, 1)
+    wait_until(lambda: threads_behind(broker, 40)[-1] == first + 1)
+    assert threads_behind(broker, 1) == [first + 1]  # the main thread was idle, and is woken
+
+
+def test_what_waits_behind_short_executions_is_read_by_the_main_thread(broker, model):
+    broker.start()
+    broker.serve(model(answering(THREADS)))
+    assert len(set(threads_behind(broker, 200))) == 1
+
+
 def test_an_empty_output_needs_no_memory(broker, model):
     broker.start()
     broker.serve(model())
