@@ -16,17 +16,10 @@ from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import SHUTTING_DOWN, InFlight
 from gateway.grpc_message import Buffer, Message, message_of
+from gateway.grpc_requests import decode_call, decode_parameters
+from gateway.grpc_responses import encode_response
 from gateway.grpc_stream import InferStream
-from gateway.grpc_tensors import (
-    ParsedRequest,
-    decode_call,
-    decode_parameters,
-    encode_response,
-    model_at_the_start,
-    parse_message,
-    parse_request,
-    varint,
-)
+from gateway.grpc_wire import ParsedRequest, model_at_the_start, parse_message, parse_request, varint
 from gateway.header_forwarding import HeaderForwarding, metadata_of_client
 from gateway.log_settings import FILE_IS_FIXED, FORMATS, SWITCHES, change, shown
 from gateway.proto import service_pb2

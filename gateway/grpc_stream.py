@@ -19,14 +19,9 @@ from gateway.calls import Reply
 from gateway.dataplane import DataPlane
 from gateway.grpc_in_flight import InFlight
 from gateway.grpc_message import Buffer, Message, message_of
-from gateway.grpc_tensors import (
-    ParsedRequest,
-    decode_call,
-    decode_parameters,
-    encode_response,
-    parse_request,
-    varint,
-)
+from gateway.grpc_requests import decode_call, decode_parameters
+from gateway.grpc_responses import encode_response
+from gateway.grpc_wire import ParsedRequest, parse_request, varint
 from gateway.proto import service_pb2
 from protocol.errors import ServingError
 from protocol.messages import Parameters

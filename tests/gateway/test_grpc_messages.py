@@ -11,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.calls import InferCall, OutputTensor
-from gateway.grpc_tensors import (
-    decode_call,
-    decode_parameters,
-    encode_response,
-    parse_request,
-    varint,
-)
+from gateway.grpc_requests import decode_call, decode_parameters
+from gateway.grpc_responses import encode_response
+from gateway.grpc_wire import parse_request, varint
 from gateway.proto import service_pb2
 from protocol.errors import InternalError, InvalidArgument, NotFound, ServingError
 from tests.gateway.fake_bus import signature

@@ -1,68 +1,21 @@
-"""ModelInferRequest bytes to an InferCall, and a Reply to ModelInferResponse bytes (KServe v2 with Triton's additions).
-
-Tensor data must not be copied more often than needed, and protobuf copies twice (into the message, then into a bytes
-object). So raw contents never enter a message: on the way in they are cut out of the request as views, on the way out
-they are appended behind the serialized rest. On the wire both are plain repeated bytes fields:
-
-    ModelInferRequest   | fields 1..6 ...            | 0x3A varint(nbytes) raw | 0x3A varint(nbytes) raw | ...
-    ModelInferResponse  | fields 1..5 ...            | 0x32 varint(nbytes) raw | 0x32 varint(nbytes) raw | ...
-"""
+"""A ModelInferRequest to an InferCall (KServe v2 with Triton's additions)."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
 
-from gateway.calls import InferCall, InputTensor, OutputTensor
-from gateway.proto import service_pb2
+from gateway.calls import InferCall, InputTensor
+from gateway.grpc_wire import ParsedRequest, Pieces
 from gateway.tensors import prefixed
 from protocol.datatypes import ITEMSIZE
-from protocol.errors import InternalError, InvalidArgument, NotFound
+from protocol.errors import InvalidArgument, NotFound
 from protocol.messages import SEQUENCE_END, SEQUENCE_START, Parameters, new
 from protocol.signature import Signature
 
-MAX_MESSAGE_NBYTES = 2**31 - 1
-RAW_INPUT_TAG = 0x3A  # field 7, length-delimited
-MODEL_NAME_TAG = 0x0A  # field 1, length-delimited
-RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited
 EMPTY_FINAL = "triton_enable_empty_final_response"
 UINT64_MASK = 2**64 - 1
-
-_ModelInferRequest = service_pb2.ModelInferRequest
-_ModelInferResponse = service_pb2.ModelInferResponse
-
-Pieces = list["bytes | memoryview"]
-
-
-class HeadInput(NamedTuple):
-    """``tensor`` has more to say of where the data is; None: it is the next of the raw contents."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    tensor: Any
-
-
-class RequestHead(NamedTuple):
-    """A ModelInferRequest without its raw_input_contents. Shared between requests with the same one: never changed.
-    ``outputs`` are the names of those that are requested; None if there is more to say of one."""
-
-    message: Any
-    inputs: list[HeadInput]
-    outputs: list[str] | None
-
-
-class ParsedRequest(NamedTuple):
-    """``raw`` are the contents, as views of the request's bytes."""
-
-    head: RequestHead
-    raw: Pieces
-
-    @property
-    def message(self) -> Any:
-        return self.head.message
 
 
 class DecodedParameters(NamedTuple):
@@ -75,112 +28,6 @@ class DecodedParameters(NamedTuple):
     priority: int
     timeout_us: int
     empty_final: bool
-
-
-# --- wire format --------------------------------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    """Protocol buffers' base 128 number, least significant group first."""
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
-
-
-def parse_request(data: bytes | memoryview) -> ParsedRequest:
-    """Raises InternalError (as gRPC does) where the bytes are no message."""
-    rest: Pieces = []
-    raw: Pieces = []
-    view = memoryview(data)
-    end = len(data)
-    begun = bytes(view[:_REMEMBERED_NBYTES])
-    known = begun.find(RAW_INPUT_TAG)
-    # What is a head are whole fields: behind one that is known stands a tag indeed.
-    head = _heads.get(begun[:known]) if known > 0 else None
-    position = kept = known if head is not None else 0
-    while position < end:
-        start = position
-        tag = data[start]
-        position += 2
-        if tag & 7 != 2 or tag > 0x7F or position > end:  # no field of it: protobuf decides what to make of it
-            return _parse_whole(data)
-        length = data[start + 1]
-        if length > 0x7F:
-            length, position = _length(data, start + 1)
-        if position + length > end:
-            return _parse_whole(data)
-        if tag == RAW_INPUT_TAG:
-            rest.append(view[kept:start])
-            raw.append(view[position : position + length])
-            kept = position + length
-        position += length
-    rest.append(view[kept:])
-    if head is None:
-        head = _head(b"".join(rest), bool(raw))
-    elif any(rest):
-        head = _head(begun[:known] + b"".join(rest))
-    return new(ParsedRequest, (head, raw))
-
-
-def _length(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number that stands there, and where it ends; one that is none leads beyond the end of the data."""
-    length = shift = 0
-    while position < len(data) and shift <= 28:
-        group = data[position]
-        length |= (group & 0x7F) << shift
-        position += 1
-        if group < 0x80:
-            return length, position
-        shift += 7
-    return 0, len(data) + 1
-
-
-# Clients repeat what is not data. By their bytes, those of requests that had raw contents.
-_heads: dict[bytes, RequestHead] = {}
-_MAX_HEADS, _REMEMBERED_NBYTES = 1024, 1024
-
-
-def _head(data: bytes, recurring: bool = False) -> RequestHead:
-    """``recurring``: worth remembering, because the tensors' data is not in it. Raises InternalError."""
-    message = parse_message(_ModelInferRequest, data)
-    inputs = []
-    for tensor in message.inputs:
-        datatype = tensor.datatype if tensor.datatype in ITEMSIZE else "<invalid>"
-        is_plain = not (tensor.HasField("contents") or len(tensor.parameters))
-        inputs.append(HeadInput(tensor.name, datatype, list(tensor.shape), None if is_plain else tensor))
-    plain = [output.name for output in message.outputs if not len(output.parameters)]
-    head = RequestHead(message, inputs, plain if len(plain) == len(message.outputs) else None)
-    if recurring and len(data) < _REMEMBERED_NBYTES:
-        if len(_heads) >= _MAX_HEADS:
-            _heads.clear()
-        _heads[data] = head
-    return head
-
-
-def model_at_the_start(data: memoryview) -> str | None:
-    """The name of the model, of a request whose first bytes these are; None if it stands elsewhere."""
-    if len(data) < 2 or data[0] != MODEL_NAME_TAG or data[1] > 0x7F or len(data) < 2 + data[1]:
-        return None
-    return str(data[2 : 2 + data[1]], "utf-8", "replace")
-
-
-def _parse_whole(data: bytes | memoryview) -> ParsedRequest:
-    head = _head(bytes(data))
-    return ParsedRequest(head, list(head.message.raw_input_contents))
-
-
-def parse_message(kind: Any, data: bytes) -> Any:
-    """Raises InternalError where the bytes are no message of that kind."""
-    try:
-        return kind.FromString(data)
-    except Exception as error:  # DecodeError's home differs between protobuf's implementations
-        raise InternalError("Unable to parse request") from error
-
-
-# --- requests -----------------------------------------------------------------------------------------------------
 
 
 def decode_call(parsed: ParsedRequest, signature: Signature, parameters: DecodedParameters) -> InferCall:
@@ -365,63 +212,3 @@ def _region_parameter(tensor: Any, name: str, kind: str) -> Any:
     if parameter.WhichOneof("parameter_choice") != kind:
         raise InvalidArgument(f"invalid value type for '{name}' parameter for tensor '{tensor.name}', expected {kind}.")
     return getattr(parameter, kind)
-
-
-# --- responses ----------------------------------------------------------------------------------------------------
-
-
-def encode_response(
-    model: str, version: str, request_id: str, parameters: Parameters, outputs: list[OutputTensor]
-) -> Pieces:
-    """A ModelInferResponse in pieces (tensor data by reference), for one join. Raises InvalidArgument if too large."""
-    head = _opening(model, version)
-    if request_id or parameters:
-        message = _ModelInferResponse(id=request_id)
-        for name, value in parameters.items():
-            set_parameter(message.parameters[name], value)
-        head += message.SerializeToString()
-    data: Pieces = []
-    nbytes = 0
-    for name, datatype, shape, raw in outputs:
-        head += _described(name, datatype, shape)
-        opening = _raw_opening(len(raw))
-        data += (opening, raw)
-        nbytes += len(opening) + len(raw)
-    nbytes += len(head)
-    if nbytes > MAX_MESSAGE_NBYTES:
-        raise InvalidArgument(
-            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."
-        )
-    return [head, *data]
-
-
-# Names, types, shapes and sizes recur from response to response.
-@lru_cache(maxsize=1024)
-def _opening(model: str, version: str) -> bytes:
-    opening: bytes = _ModelInferResponse(model_name=model, model_version=version).SerializeToString()
-    return opening
-
-
-@lru_cache(maxsize=4096)
-def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    message = _ModelInferResponse()
-    message.outputs.add(name=name, datatype=datatype, shape=shape)
-    described: bytes = message.SerializeToString()
-    return described
-
-
-@lru_cache(maxsize=1024)
-def _raw_opening(nbytes: int) -> bytes:
-    return RAW_OUTPUT_TAG + varint(nbytes)
-
-
-def set_parameter(target: Any, value: bool | int | float | str) -> None:
-    """An InferParameter of the value's type (bool before int: it is one in Python)."""
-    if isinstance(value, bool):
-        target.bool_param = value
-    elif isinstance(value, int):
-        target.int64_param = value
-    elif isinstance(value, float):
-        target.double_param = value
-    else:
-        target.string_param = value
