@@ -49,6 +49,14 @@ def finish(bench) -> None:
             bench.die(key, 0)
 
 
+def test_a_version_that_comes_beside_one_that_stays_is_the_highest(bench):
+    registry = bench.core.registry
+    stays = registry.find("m", -1)
+    ask(bench, with_groups(m=2), with_groups(version=2, m=1))
+    bench.bring_up()
+    assert registry.find("m", 1) is stays and registry.find("m", -1).version == 2
+
+
 def test_instances_are_added_and_those_that_serve_stay(bench):
     old = list(bench.alive)
     asked = ask(bench, with_groups(m=3))

@@ -20,6 +20,22 @@ def test_a_request_without_a_version_means_the_highest_that_is_ready(make_bench)
     assert registry.ready_versions("m") == [1, 3]
 
 
+def test_a_version_that_was_found_is_not_found_once_another_serves_or_it_does_not(make_bench):
+    bench = make_bench()
+    registry, known = bench.core.registry, set()
+    for versions in ((1, 3), (1, 3, 5), (1, 4), (1,)):
+        bench.load(versions=versions)
+        for key in set(bench.alive) - known:
+            bench.hello(key)
+            bench.loaded(key)
+        known |= set(bench.alive)
+        for _ in range(2):
+            assert registry.find("m", -1).version == max(versions)
+            assert registry.find("m", 1) in registry.serving()
+    with pytest.raises(Unavailable):
+        registry.find("m", 4)
+
+
 def test_a_version_that_loads_is_known_but_not_found_yet(make_bench):
     bench = make_bench()
     bench.load()
