@@ -201,7 +201,8 @@ class ControlMachine(RuleBasedStateMachine):
                     self.bench.answer(key, 10)
             self.finish()
             self.bench.sleep(40)
-            if not self.bench.polls and not self.coming() and all(asked.answers for asked in self.asked):
+            busy = any(self.bench.held(key) for key in self.bench.alive)
+            if not (busy or self.bench.polls or self.coming()) and all(asked.answers for asked in self.asked):
                 return
 
     def found_one(self) -> None:
