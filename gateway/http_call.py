@@ -27,6 +27,7 @@ from gateway.http_head import JSON_HEAD, begin_head, binary_head
 from gateway.http_infer import Buffer, read_request, write_reply
 from gateway.http_reader import HttpRequest, header_size
 from gateway.http_routes import GENERATE_STREAM, Endpoints, HttpResponse, Route, error_response, for_model
+from gateway.known_heads import KnownHeads
 from protocol.errors import STOPPING, InternalError, ServingError, Unavailable, Unsupported
 from protocol.signature import Signature
 from shm.store import Block
@@ -60,6 +61,7 @@ class Service:
         self.dataplane = dataplane
         self.endpoints = endpoints
         self.worker = worker
+        self.heads = KnownHeads()  # by whatever connection they came
 
     def signature(self, route: Route, decoupled: bool = False) -> Signature:
         """Of a model that may be ``decoupled`` or not. Raises ServingError."""

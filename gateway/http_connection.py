@@ -62,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
             service.refusal,
             service.dataplane.admission,
             service.take_row,
+            service.heads,
         )
 
     # --- asyncio ------------------------------------------------------------------------------------------------

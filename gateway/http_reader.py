@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import httptools
 
 from gateway.admission import Admission
 from gateway.http_compression import is_compressed
 from gateway.http_routes import INFER, Route, find_route
+from gateway.known_heads import NO_HEAD, Head, KnownHead, KnownHeads
 from metrics.pressure import Pressure
 from protocol.errors import InvalidArgument, ServingError
 from shm.arena import ALIGNMENT
@@ -47,21 +47,7 @@ _WANTED = frozenset(
 # Memory is reserved for what a client announces only up to here at once; for more when a part of it has come.
 _BELIEVED_NBYTES = 1 << 20
 _EARNED = 16
-_END_OF_HEAD = b"\r\n\r\n"
-_LONGEST_REMEMBERED = 4 << 10  # head
 _LONGEST_HEAD = 1 << 20  # the parser keeps an unfinished line, however long
-
-
-@dataclass(slots=True)
-class Head:
-    """What precedes a body. Requests that come one after the other with the same share it: it is never changed."""
-
-    route: Route | None
-    method: bytes
-    headers: dict[bytes, bytes]  # those in _WANTED, names in lower case
-    keep_alive: bool
-    http_1_0: bool
-    all_headers: Sequence[tuple[str, bytes]] = ()  # of a ForwardingReader, as they were sent
 
 
 @dataclass(slots=True)
@@ -76,14 +62,6 @@ class HttpRequest:
     refusal: ServingError | None = None
     admitted: int = 0  # bytes, to be given back with the block
     json: bytes = b""
-
-
-class _Repeatable(NamedTuple):
-    """A request that came alone and at once. Another one of the same head differs from it in nothing but the body."""
-
-    text: bytes  # of the head
-    nbytes: int  # of head and body
-    head: Head
 
 
 class BadRequest(Exception):
@@ -106,8 +84,11 @@ class RequestReader:
         refuse: Callable[[Route, int], ServingError | None],
         admission: Admission | None = None,
         take_row: Callable[[Route, int], Block | None] = lambda route, nbytes: None,
+        heads: KnownHeads | None = None,
     ) -> None:
-        """``refuse`` gets the size of the body, ``take_row`` that of what is behind its JSON header."""
+        """``refuse`` gets the size of the body, ``take_row`` that of what is behind its JSON header. ``heads`` are for
+        all readers of the same kind and limits."""
+        self._heads = KnownHeads() if heads is None else heads
         self._take_row = take_row
         self._admission = admission or Admission(Pressure())
         self._store = store
@@ -122,7 +103,7 @@ class RequestReader:
         self._head_is_known = False  # the parser is shown a head for the second time
         self._ended = False  # by a request that is the client's last
         self._last: HttpRequest | None = None  # that ended in what is being fed
-        self._repeatable: _Repeatable | None = None  # what was fed before, if it was that
+        self._known: KnownHead | None = NO_HEAD  # of what was fed before, if that was a request alone and whole
         self._reset()
 
     def _reset(self) -> None:
@@ -173,20 +154,23 @@ class RequestReader:
         elif self._block is not None and self._nbytes < self._block.nbytes - self._offset:
             self.rest = self._rest_of(self._block)
         elif last is not None:
-            self._repeatable = _repeatable(whole, last)
+            self._known = None if last.refusal is not None else self._heads.add(whole, last.head)
 
     def _repeats(self, data: memoryview | bytes) -> bool:
-        """Whether it is what came last, but for the body: then the parser, a tenth of a small request, is spared."""
-        known = self._repeatable
+        """Whether it is what has come before, but for the body: then the parser, a tenth of a small request, is
+        spared."""
+        known = self._known
         if known is None:
             return False
-        if len(data) == known.nbytes:
+        whole = bytes(data) if len(data) == known.nbytes else b""
+        if not whole.startswith(known.text):
+            known = self._known = self._heads.get(data)
+            if known is None:
+                return False
             whole = bytes(data)
-            if whole.startswith(known.text):
-                self._on_request(HttpRequest(known.head, memoryview(whole)[len(known.text) :]))
-                return True
-        self._repeatable = None
-        return False
+            self._ended = not known.head.keep_alive
+        self._on_request(HttpRequest(known.head, memoryview(whole)[len(known.text) :]))
+        return True
 
     def received(self, nbytes: int) -> None:
         """So many bytes have been put at the start of ``rest``."""
@@ -405,19 +389,6 @@ class RequestReader:
         if self._headers.get(b"inference-header-content-length") == b"0":
             return InvalidArgument(f"Raw input has a byte_size ({self._nbytes} bytes) that " + limit.format("value"))
         return InvalidArgument(f"request JSON size of {self._nbytes} bytes " + limit.format("input size"))
-
-
-def _repeatable(data: memoryview | bytes, request: HttpRequest) -> _Repeatable | None:
-    """Of what was fed, and the last request that ended in it."""
-    headers = request.head.headers
-    length = headers.get(b"content-length", b"")
-    if request.refusal is not None or b"expect" in headers or not length.isdigit():
-        return None
-    size = len(data) - int(length)
-    text = bytes(data[:size]) if 0 < size <= _LONGEST_REMEMBERED else b""
-    if text.find(_END_OF_HEAD) + len(_END_OF_HEAD) != size:
-        return None  # not all that came, or more than one
-    return _Repeatable(text, len(data), request.head)
 
 
 class ForwardingReader(RequestReader):

@@ -12,6 +12,7 @@ from gateway.admission import Admission
 from gateway.batch_rows import BatchRows
 from gateway.http_reader import LARGE_NBYTES, BadRequest, HttpRequest, RequestReader
 from gateway.http_routes import Route
+from gateway.known_heads import KnownHeads
 from metrics.pressure import Pressure
 from protocol.errors import InvalidArgument, NotFound, ServingError, Unavailable
 from shm.store import Block, Store
@@ -31,13 +32,14 @@ class Received:
         max_input_size: int = 1 << 20,
         admission: Admission | None = None,
         rows: BatchRows | None = None,
+        heads: KnownHeads | None = None,
     ) -> None:
         self.requests: list[HttpRequest] = []
         self.rows = rows
         self.expected = 0
         self.refusal: ServingError | None = None
         self.reader = RequestReader(
-            store, max_input_size, self.requests.append, self._expect, self._refuse, admission, self._take_row
+            store, max_input_size, self.requests.append, self._expect, self._refuse, admission, self._take_row, heads
         )
 
     def _expect(self) -> None:
@@ -117,9 +119,10 @@ PIECES = (
 
 @pytest.mark.parametrize("first", PIECES)
 def test_a_head_that_comes_again_is_read_as_if_it_were_new(store: Store, first: bytes) -> None:
-    """As by a reader that gets all of it at once, where none comes again."""
+    """As by a reader that gets all of it at once, where none comes again. Of the others each knows what came before."""
+    heads = KnownHeads()
     for pieces in product([first], PIECES, PIECES):
-        piecewise, at_once = Received(store), Received(store)
+        piecewise, at_once = Received(store, heads=heads), Received(store)
         refused = [False, False]
         for number, (received, parts) in enumerate(((piecewise, pieces), (at_once, [b"".join(pieces)]))):
             try:
@@ -138,8 +141,27 @@ def test_the_parser_is_spared_what_it_has_read_before(store: Store) -> None:
     known = received.requests[0].head.headers
     received.feed(post(b"cd"))
     received.feed(post(b"c"))
-    assert [request.body for request in received.requests] == [b"ab", b"cd", b"c"]
-    assert [request.head.headers is known for request in received.requests] == [True, True, False]
+    received.feed(post(b"ef"))
+    assert [request.body for request in received.requests] == [b"ab", b"cd", b"c", b"ef"]
+    assert [request.head.headers is known for request in received.requests] == [True, True, False, True]
+
+
+def test_what_one_connection_has_read_no_other_reads_again(store: Store) -> None:
+    heads = KnownHeads()
+    first, second = Received(store, heads=heads), Received(store, heads=heads)
+    for received in (first, second):
+        for model in (b"a", b"b", b"a"):
+            received.feed(post(b"x", path=model))
+    assert len({id(request.head) for received in (first, second) for request in received.requests}) == 2
+    assert [request.head.route.model for request in second.requests if request.head.route] == ["a", "b", "a"]
+
+
+def test_no_more_than_so_many_heads_are_remembered(store: Store) -> None:
+    heads = KnownHeads()
+    received = Received(store, heads=heads)
+    for number in range(3000):
+        received.feed(post(b"x", b"X: %d\r\n" % number))
+    assert len(received.requests) == 3000 and 0 < len(heads) <= 1024
 
 
 @pytest.mark.parametrize("step", [1000, 1 << 18])
