@@ -43,15 +43,14 @@ class Step(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Where a tensor goes that a step writes, or the request brings."""
+    """Where a tensor goes that a step writes, or the request brings. ``only``: its one reader, a step that reads nothing
+    else, and what its model calls it."""
 
     name: str  # the model's
     tensor: str  # the ensemble's
     uses: int  # its readers, and the client
     readers: list[int]  # steps; one once for each of its inputs
-    only: (
-        tuple[int, str] | None
-    )  # the step that reads it and no other, and what the model calls it, if nobody else does
+    only: tuple[int, str] | None
 
 
 class Route(NamedTuple):

@@ -12,11 +12,8 @@ from protocol.messages import Executed, Response
 # Why a request failed, for nv_inference_request_failure; every other kind is the model's own (BACKEND).
 REASONS = {int(ErrorKind.CANCELLED): CANCELED}
 
-
 _Alike = tuple[ModelVersion, int, int, int]  # requests, inferences and batch size of one execution
-_Times = tuple[
-    int, int, int, int, int
-]  # of an execution: total and queue, summed over its requests; the three computed
+_Times = tuple[int, int, int, int, int]  # total and queue, summed over its requests; input, infer and output
 
 
 class Tally:

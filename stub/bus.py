@@ -4,10 +4,9 @@ At first that is the main thread alone: idle it waits for work, and inside ``exe
 asks; so an answer takes no way round through another thread. The first time that another thread, or a coroutine, needs
 an answer, a thread of our own takes over for good, since the main thread may be busy with the model for as long as it
 likes; from then on the main thread is woken for its work like all others. So it does where work waits behind one long
-execution after the other (loop.py), and before the main thread waits
-inside a model that handles signals: a handler that raises must not take with it a message that is being read. What
-another thread raises there (PyThreadState_SetAsyncExc) comes when a call that waits returns, and finds what that has
-read in the channel's hands.
+execution after the other (loop.py), and before the main thread waits inside a model that handles signals: a handler
+that raises must not take with it a message that is being read. What another thread raises there
+(PyThreadState_SetAsyncExc) comes when a call that waits returns, and finds what that has read in the channel's hands.
 
 What threads are made of is taken from ``_thread`` before the model is there: gevent, which a model may well have patch
 ``threading``, would make the reader a part of the very thread that waits for it.
