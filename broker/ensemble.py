@@ -43,8 +43,8 @@ class Step(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Where a tensor goes that a step writes, or the request brings. ``only``: its one reader, a step that reads nothing
-    else, and what its model calls it."""
+    """Where a tensor goes that a step writes, or the request brings. ``only``: its one reader, if that is a step which
+    reads nothing else, and what its model calls it."""
 
     name: str  # the model's
     tensor: str  # the ensemble's
