@@ -96,6 +96,11 @@ class Inbound:
         """Bytes of a large frame that is coming."""
         return 0 if self._large is None else len(self._large) - self._filled
 
+    @property
+    def has_more(self) -> bool:
+        """Than was taken, be it a whole message or not."""
+        return self._start < len(self._data) or self._large is not None
+
     def feed(self, data: bytes) -> None:
         if self._large is not None:
             taken = min(len(data), self.missing)

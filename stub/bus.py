@@ -113,6 +113,10 @@ class Bus:
             finally:
                 self._reading.release()
 
+    def has_come(self) -> bool:
+        """Whether there is something that the main thread, which asks, will have to read itself."""
+        return not self._reader and self._channel.has_come()
+
     def nudge(self) -> None:
         """Has the main thread ask its ``done`` again. From any thread, from a finalizer too."""
         for waiter in self._waiters[:]:

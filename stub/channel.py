@@ -140,6 +140,12 @@ class Channel:
             received = self._take()
         return received
 
+    def has_come(self) -> bool:
+        """Whether a message, or the beginning of one, is there that nobody has received."""
+        if self._came or self._inbound.has_more:
+            return True
+        return self._socket.fileno() in [fd for fd, _ in self._poll.poll(0)]
+
     def wake(self) -> None:
         """Ends a ``receive``, the next one if there is none now. From any thread, from a finalizer too."""
         with contextlib.suppress(BlockingIOError):  # full: it will wake as it is

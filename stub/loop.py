@@ -13,9 +13,9 @@ from .session import Session
 from .shared import errors, messages, segment, shm_errors, store
 
 _LONGEST_WAIT_NS = 300_000  # of an answer for the next one, to share a message with it
-# When the next work was there so soon after executions as long as this, so many times in a row, another thread reads
+# When the next work had come before executions as long as this were over, so many times in a row, another thread reads
 # from then on: it is ready when the model is. For short ones the main thread is quicker than two that wake each other.
-_LONG_NS, _SOON_NS, _IN_A_ROW = 1_000_000, 300_000, 16
+_LONG_NS, _IN_A_ROW = 1_000_000, 16
 _GATHER_S = 0.01  # what need not leave at once (memory that is free) waits so long for company
 _POLL_S = 1.0
 # How long after the last look for unused memory the next is due, by how many are still to come: the first finds a
@@ -69,7 +69,6 @@ class Loop:
         self._reader = reader
         self._status: Union[List[int], memoryview] = [0] if status is None else status.status_word
         self._answers = Answers()
-        self._last: Optional[messages.Executed] = None
         self._in_a_row = 0
         self._inbox: Deque[Tuple[List[messages.Batch], List[memoryview]]] = deque()
         self._finished = False
@@ -88,8 +87,6 @@ class Loop:
         while not self._finished:
             self._bus.wait_idle(self._has_something, self._timeout_s())
             if self._inbox:
-                if self._is_rushed():
-                    self._bus.read_in_background()
                 self._execute_all(*self._inbox.popleft())
             elif not self._finished:
                 self._gather()
@@ -120,13 +117,6 @@ class Loop:
 
     # --- in the main thread
 
-    def _is_rushed(self) -> bool:
-        """Work has come. Whether it has been there when the last executions ended, and they took long."""
-        last = self._last
-        soon = last is not None and last.infer_ns >= _LONG_NS and time.monotonic_ns() - last.ended_ns < _SOON_NS
-        self._in_a_row = self._in_a_row + 1 if soon else 0
-        return self._in_a_row == _IN_A_ROW
-
     def _has_work(self) -> bool:
         return bool(self._inbox) or self._finished
 
@@ -149,7 +139,7 @@ class Loop:
 
         self._trims_due = 2  # even if it only released outputs
         answers, status, execute, bus = self._answers, self._status, self._session.execute, self._bus
-        now_ns = 0
+        now_ns = infer_ns = 0
         for number, batch in enumerate(batches):
             if number:
                 if answers.would_wait_too_long(now_ns):
@@ -160,9 +150,17 @@ class Loop:
             executed = execute(batch, view, answers.frames)
             status[0] = 0
             answers.add(executed)
-            self._last, now_ns = executed, executed.ended_ns
+            now_ns, infer_ns = executed.ended_ns, executed.infer_ns
+        if infer_ns >= _LONG_NS:
+            self._look_for_the_next()
         if not self._inbox:
             self._session.forget_cancelled()
+
+    def _look_for_the_next(self) -> None:
+        """A long execution is over."""
+        self._in_a_row = self._in_a_row + 1 if self._inbox or self._bus.has_come() else 0
+        if self._in_a_row == _IN_A_ROW:
+            self._bus.read_in_background()
 
     def _gather(self) -> None:
         """Nothing to execute: tell what else there is to tell, memory that is free not at once."""

@@ -51,6 +51,23 @@ def hear(router: zmq.Socket) -> Tuple[str, List[bytes]]:
     return message.text, frames
 
 
+def test_it_is_known_what_nobody_has_received(router: zmq.Socket, channel: Channel) -> None:
+    def receive() -> None:
+        while not channel.has_come():
+            time.sleep(0.001)
+        while channel.receive(1) is None:
+            pass
+
+    channel.send(log("I am here"))
+    hear(router)
+    for count in (1, 2, 1):
+        for number in range(count):
+            router.send_multipart([b"key", encode(Cancel(CANCEL, [number]))])
+        for _ in range(count):
+            receive()
+        assert not channel.has_come()
+
+
 def test_messages_of_all_sizes_arrive_in_both_directions(router: zmq.Socket, channel: Channel) -> None:
     channel.send(messages.Results(messages.RESULTS, [], [], [], []), [os.urandom(size) for size in SIZES])
     key, header, *frames = router.recv_multipart()
